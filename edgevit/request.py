@@ -39,7 +39,7 @@ PANELS = (
     LOAD, MEASURING, JUDGING, COMPUTING,
 )  # fmt: skip
 
-PLAIN = (bool, int, float, str, Path)  # what a text on the command line can be by itself
+_PLAIN = (bool, int, float, str, Path)  # what a text on the command line can be by itself
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,7 +100,7 @@ class RequestOption:
         """What the command line makes of one text: the first plain type that the field may have, or hold."""
         if self.option.read is not None:
             return str
-        plain = next((kind for kind in (self.kind, *get_args(self.kind)) if kind in PLAIN), str)
+        plain = next((kind for kind in (self.kind, *get_args(self.kind)) if kind in _PLAIN), str)
         return cast("type", plain)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 # C0, delete and C1; marks, embeddings and isolates of direction; separators of lines and paragraphs; halves of pairs,
 # which no encoding takes.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-MULTILINE = ("traceback",)  # keys of an answer whose text has lines
+_MULTILINE = ("traceback",)  # keys of an answer whose text has lines
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -33,7 +33,7 @@ def printable_values(value: Any, *, keep: str = "") -> Any:
         return [printable_values(entry, keep=keep) for entry in value]
     if isinstance(value, dict):
         return {
-            printable(key): printable_values(entry, keep="\n\t" if key in MULTILINE else "")
+            printable(key): printable_values(entry, keep="\n\t" if key in _MULTILINE else "")
             for key, entry in value.items()
         }
     return value

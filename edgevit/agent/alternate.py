@@ -26,7 +26,7 @@ from .runners import Loaded, import_runner, open_shared
 # that count, COLD_NS those before them. Of models of 7 and 4 MB in turn on a CPU, the larger took 15 to 20 % longer
 # after 2 to 5 ms, 1 to 2 % after 5 to 10 ms.
 VISIT_NS, COLD_NS = 50_000_000, 10_000_000
-SHARED = (
+_SHARED = (
     *("memory_peak_rss_bytes", "memory_available_before_bytes", "memory_available_min_bytes"),
     *("memory_available_after_bytes", "memory_nvmap_bytes", "gpu_load_permille"),
 )
@@ -133,7 +133,7 @@ def _open(runner: ModuleType, request: MeasurementRequest, opened: ExitStack) ->
 def _run(
     model: _Visited, requests: Sequence[MeasurementRequest], root: str, shared: dict[str, Any], window_ns: int
 ) -> Run:
-    figures = {**shared, **dict.fromkeys(SHARED), "cpu_own_ns": model.own_ns}
+    figures = {**shared, **dict.fromkeys(_SHARED), "cpu_own_ns": model.own_ns}
     if shared["cpu_busy_ns"] is not None:  # what others took meanwhile is shared out by time: ticks are of 10 ms
         busy = max(0, shared["cpu_busy_ns"] - shared["cpu_own_ns"]) / window_ns
         figures["cpu_busy_ns"] = model.own_ns + round(busy * model.wall_ns)

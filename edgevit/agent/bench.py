@@ -23,7 +23,7 @@ from .power import power_meter
 from .records import Power
 
 TICK_S = 0.2  # between two readings of the idle power
-TAIL_LINES = 5  # of a measurement's stderr, shown when it dies
+_TAIL_LINES = 5  # of a measurement's stderr, shown when it dies
 # Without a line of a measurement, before it is ended: one that hangs would keep the board from all others for ever. It
 # says nothing while it loads a model, for which a GPU may compile for many minutes.
 SILENCE_S = 3600.0
@@ -154,7 +154,7 @@ def _ask(
         code = process.wait()
         stderr.seek(0)
         stderr_text = stderr.read().decode("utf-8", "replace").strip()
-        tail = " | ".join(stderr_text.splitlines()[-TAIL_LINES:]) or "it said nothing"
+        tail = " | ".join(stderr_text.splitlines()[-_TAIL_LINES:]) or "it said nothing"
         ending = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         hint = "; out of memory? try a smaller --batch" if code == -9 else ""
         return {"error": {"message": f"the measurement died ({ending}): {tail}{hint}", "traceback": stderr_text}}

@@ -19,7 +19,7 @@ from .execution import Engine, Execution, import_tensorrt, make_log, open_engine
 from .runners import RunnerError
 from .timing import replacing
 
-FORMATS = {"float16": "e", "float32": "f"}
+_FORMATS = {"float16": "e", "float32": "f"}
 OF_IDS = {"int64": "q", "int32": "i"}  # of texts; TensorRT before 10 takes 32 bits
 TICK_S = 0.2  # between two messages of progress
 
@@ -51,7 +51,7 @@ def classify(
     with open(images, "rb") as file, open_cuda() as cuda, open_engine(trt, make_log(trt), engine) as opened:
         _check_engine(opened, shape, dtype, columns)
         with closing(Execution(opened, cuda, batch)) as execution:
-            runner = _Runner(execution, cuda, batch, {**FORMATS, **OF_IDS}[dtype])
+            runner = _Runner(execution, cuda, batch, {**_FORMATS, **OF_IDS}[dtype])
             batches = _batches(send, runner, file, count, batch)
             answer = _write(runner, batches, images) if columns is None else _rows(runner, batches, columns)
     return {**answer, "seconds": time.monotonic() - began}
@@ -143,7 +143,7 @@ class _Runner:
 
 
 def _check_file(images: str, count: int, shape: Sequence[int], dtype: str) -> None:
-    formats = {**FORMATS, **OF_IDS}
+    formats = {**_FORMATS, **OF_IDS}
     if dtype not in formats:
         raise RunnerError(f"images of {dtype} cannot be read; known: {', '.join(formats)}")
     expected = count * math.prod(shape) * struct.calcsize(formats[dtype])
@@ -163,8 +163,8 @@ def _check_engine(engine: Engine, shape: Sequence[int], dtype: str, columns: Opt
         tensors = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in (*engine.inputs, *engine.outputs))
         raise RunnerError(f"no network of one input and one row of outputs for each image: it has {tensors}")
     images = engine.inputs[0]
-    taken = OF_IDS if dtype in OF_IDS else FORMATS
-    for tensor, formats in ((images, taken), *((output, FORMATS) for output in engine.outputs)):
+    taken = OF_IDS if dtype in OF_IDS else _FORMATS
+    for tensor, formats in ((images, taken), *((output, _FORMATS) for output in engine.outputs)):
         if tensor.format not in formats.values():
             raise RunnerError(
                 f"{tensor.name!r} is {tensor.dtype}, and not one of {', '.join(formats)}; export it again"

@@ -32,24 +32,24 @@ from .kernel import find_program, open_scratch
 from .runners import RunnerError
 
 RESTORE = "restore"  # folder in the cache: see `restore_folder`
-RECORD = "restore.json"
+_RECORD = "restore.json"
 CLOCKS = "clocks.store"  # written and read by jetson_clocks
 SETUP = "deploy/jetson/setup.sh"
 PROGRAM_S = 60.0
 KILLED_S = 5.0  # that a program may need to end which was killed, or could not be
 GUARDIAN_S = 30.0  # that a guardian may need to put things back after its process has died
-POLL_S = 0.1
+_POLL_S = 0.1
 # A board that was given another name makes sudo complain that it cannot resolve it, and run the program all the same.
-REFUSED = re.compile(r"^sudo: (?!unable to resolve host)|^Sorry, user |is not in the sudoers file", re.MULTILINE)
+_REFUSED = re.compile(r"^sudo: (?!unable to resolve host)|^Sorry, user |is not in the sudoers file", re.MULTILINE)
 
-START = """\
+_START = """\
 import sys
 from importlib import import_module
 sys.path[0], module, function, *arguments = sys.argv[1:]
 getattr(import_module(module), function)(*arguments)
 """
 
-Report = Callable[[str], None]
+_Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def controlled(
     power_mode: str | None = None,
     lock_clocks: bool = False,
     *,
-    report: Report,
+    report: _Report,
     state_dir: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Set the power mode by name and lock the clocks at its maximum, for as long as the block runs.
@@ -105,7 +105,7 @@ def controlled(
         return
     with ExitStack() as ends:
         lock = ends.enter_context(_held(folder, 0.0))
-        if (folder / RECORD).exists():
+        if (folder / _RECORD).exists():
             raise RunnerError("nothing is changed before what an earlier process changed is put back (see above)")
         guardian = ends.enter_context(_guarded(root, folder, lock))
         current = jetson.power_mode(root)
@@ -121,13 +121,13 @@ def controlled(
         yield {**_state(root), "messages": messages}
 
 
-def recover(root: str, *, report: Report, state_dir: Path | None = None, wait_s: float = 0.0) -> bool:
+def recover(root: str, *, report: _Report, state_dir: Path | None = None, wait_s: float = 0.0) -> bool:
     """Put back what a process changed that is dead, and tell; leave what a living one changed.
 
     Returns whether nothing is left to be put back. `wait_s` is for the guardian of a process that has just died.
     """
     folder = state_dir or restore_folder(root)
-    if not (folder / RECORD).exists():
+    if not (folder / _RECORD).exists():
         return True
     try:
         with _held(folder, wait_s):
@@ -163,7 +163,7 @@ def restore_folder(root: str) -> Path:
 def own_command(function: Callable[..., None], *arguments: str) -> list[str]:
     """Return the command that runs one of our functions in a new process, from the zip or folder that we are in."""
     top = Path(__file__).parents[len(__name__.split(".")) - 1]
-    return [sys.executable, "-c", START, str(top), function.__module__, function.__name__, *arguments]
+    return [sys.executable, "-c", _START, str(top), function.__module__, function.__name__, *arguments]
 
 
 def guard(root: str, folder: str) -> None:
@@ -176,7 +176,7 @@ def guard(root: str, folder: str) -> None:
     with suppress(BrokenPipeError):  # it has died already
         os.write(1, b"ready\n")
     sys.stdin.buffer.read()
-    if Path(folder, RECORD).exists():
+    if Path(folder, _RECORD).exists():
         _restore(root, Path(folder), lambda text: None)
 
 
@@ -199,7 +199,7 @@ def _held(folder: Path, wait_s: float) -> Iterator[int]:
                     raise RunnerError(
                         f"another process holds power mode and clocks ({folder / 'lock'}); try again when it is done"
                     ) from None
-                time.sleep(POLL_S)
+                time.sleep(_POLL_S)
         yield lock
     finally:
         os.close(lock)
@@ -303,11 +303,11 @@ def _remember(root: str, folder: Path, before: FoundSettings) -> None:
         output = _as_root(root, "jetson_clocks", "--store", str(store))
         if not store.is_file() or not store.stat().st_size:
             raise RunnerError(f"`jetson_clocks --store {store}` stored nothing; it said {_last_line(output)}")
-        unfinished = folder / f"{RECORD}.part"
+        unfinished = folder / f"{_RECORD}.part"
         unfinished.write_text(json.dumps(asdict(before)), encoding="utf-8")
         for path in (store, unfinished):
             _sync(path)
-        unfinished.replace(folder / RECORD)
+        unfinished.replace(folder / _RECORD)
         _sync(folder)
     except OSError as error:
         raise RunnerError(f"cannot write in {folder}: {error.strerror}; nothing was changed") from error
@@ -321,9 +321,9 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _restore(root: str, folder: Path, report: Report, guardian: Guardian | None = None, *, late: bool = False) -> bool:
+def _restore(root: str, folder: Path, report: _Report, guardian: Guardian | None = None, *, late: bool = False) -> bool:
     """Carry out the record, if there is one, and remove it. `late`: anything may have happened to the board since."""
-    record, store = folder / RECORD, folder / CLOCKS
+    record, store = folder / _RECORD, folder / CLOCKS
     try:
         before = FoundSettings(**json.loads(record.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -391,7 +391,7 @@ def _as_root(root: str, name: str, *arguments: str, guardian: Guardian | None = 
         ) from None
     except OSError as error:
         raise RunnerError(f"cannot run {error.filename or program}: {error.strerror}") from error
-    if sudo and returned and REFUSED.search(output):
+    if sudo and returned and _REFUSED.search(output):
         raise RunnerError(
             f"`sudo -n {command}` was refused ({_last_line(output)}): power mode and clocks need root; {SETUP} lets "
             f"you run nvpmodel and jetson_clocks without a password, or do it by hand first: `sudo {command}`"

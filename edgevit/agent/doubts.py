@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     Check = Callable[[Run], str | None]
 
 P99_SAMPLES = 100  # with fewer, the 99th percentile is the slowest inference
-SPREAD = 0.10  # standard deviation over mean
+_SPREAD = 0.10  # standard deviation over mean
 _OUTLIER = 5.0  # slowest over median
-DRIFT = 0.05  # second half of the window over the first
+_DRIFT = 0.05  # second half of the window over the first
 _CLOCK_STEPS = 100  # a latency is at least this many steps of the clock, so that one step is at most 1 %
 _WINDOW_NS = 1_000_000_000
 _CLOCKS_MOVED = 1.05  # highest over lowest clock of the fastest core, or of the GPU
 POWER_WINDOW_S = 10.0  # the rails' sensors average over 0.43 s: shorter windows are mostly their edges
-OTHERS = 0.10  # share of the cores' time that other programs took during the window
+_OTHERS = 0.10  # share of the cores' time that other programs took during the window
 
 
 def _few_samples(run: Run) -> str | None:
@@ -42,7 +42,7 @@ def _coarse_clock(run: Run) -> str | None:
 
 def _spread(run: Run) -> str | None:
     spread = run.stddev_ns() / run.mean_ns()
-    if spread <= SPREAD:
+    if spread <= _SPREAD:
         return None
     return f"the standard deviation is {spread:.0%} of the mean; close other programs, or try more --samples"
 
@@ -64,7 +64,7 @@ def _drift_ratio(run: Run) -> float:
 
 def _drift(run: Run) -> str | None:
     ratio = _drift_ratio(run)
-    if abs(ratio - 1) <= DRIFT:
+    if abs(ratio - 1) <= _DRIFT:
         return None
     change = "slower" if ratio > 1 else "faster"
     advice = "let the machine cool down" if ratio > 1 else "try a longer --warmup"
@@ -167,7 +167,7 @@ def _others(run: Run) -> str | None:
     if run.cpu_busy_ns is None or run.cpu_own_ns is None or not cores:
         return None
     share = (run.cpu_busy_ns - run.cpu_own_ns) / (run.wall_ns * cores)
-    if share <= OTHERS:
+    if share <= _OTHERS:
         return None
     return f"other programs took {share:.0%} of the processor during the window; close them and run again"
 

@@ -29,7 +29,7 @@ _INPUTS = ("float32", "float16", "int64")  # ids of texts are int64
 # network, the kernels' forms of them, the engine. Estimated, never measured on a board; meant to err on the safe side.
 BUILD_BYTES = 1 << 30
 BUILD_PER_FILE_BYTE = 5
-LEAST_SHARE = 0.5  # of that estimate; with less free, memory and swap together, a build is refused
+_LEAST_SHARE = 0.5  # of that estimate; with less free, memory and swap together, a build is refused
 WORKSPACE_SHARE = 0.5  # of what is left after that
 _LEAST_WORKSPACE_BYTES = 256 << 20  # with less, TensorRT skips fast kernels of a ViT, or finds none
 
@@ -177,7 +177,7 @@ def _workspace(root: str, onnx: str, requested: int | None, warnings: list[str])
     # needs beside its workspace is mostly copies of the weights that the CPU holds: with swap it may well succeed.
     swap = read_bytes(root, "proc/meminfo", "SwapFree") or 0
     free = f"{available / 1e9:.1f} GB are free" + (f" and {swap / 1e9:.1f} GB of swap" if swap else "")
-    if available + swap < LEAST_SHARE * needed:
+    if available + swap < _LEAST_SHARE * needed:
         raise RunnerError(f"the build needs about {needed / 1e9:.1f} GB, by an estimate, and {free}; {_FREE_MEMORY}")
     spare = max(0, available - needed)
     workspace = int(WORKSPACE_SHARE * spare) if requested is None else min(requested, spare)

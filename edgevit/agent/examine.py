@@ -29,7 +29,7 @@ from .power import power_meters
 LIBRARIES_S = 60.0
 KILLED_S = 2.0  # that a process may need to end which was killed
 _GPU_NODES = ("dev/nvmap", "dev/nvhost-ctrl-gpu", "dev/dri/renderD*")
-PROGRAMS = ("nvpmodel", "jetson_clocks", "tegrastats")
+_PROGRAMS = ("nvpmodel", "jetson_clocks", "tegrastats")
 
 Send = Callable[[Any], None]
 
@@ -56,7 +56,7 @@ def examine(send: Send, root: str, owner: str | None = None) -> dict[str, Any]:
         "denied": _denied(root),
         "temperatures_c": jetson.temperatures_c(root),
         "trtexec": find_program(root, "trtexec"),
-        "programs": {name: find_program(root, name) for name in PROGRAMS},
+        "programs": {name: find_program(root, name) for name in _PROGRAMS},
         "sudo": control.can_control(root),
         "recovered": {"clean": clean, "messages": messages},
     }

@@ -17,16 +17,16 @@ from typing import Any, Callable, Iterator, Sequence
 from .cuda import Cuda
 from .runners import RunnerError
 
-LINE = (150, 90)  # characters of a message of TensorRT's that are shown, of its beginning and of its end
+_LINE = (150, 90)  # characters of a message of TensorRT's that are shown, of its beginning and of its end
 _INSTALL = (
     "TensorRT comes with JetPack: `sudo apt install python3-libnvinfer`, and a virtual environment sees it only if "
     "made with `--system-site-packages`"
 )
 _CONTAINER = "start the container with `--runtime nvidia`, or use this board's own Python"
-AGAIN = "build it again with `edgevit export --trt`"
+_AGAIN = "build it again with `edgevit export --trt`"
 
 # TensorRT's name of a type, ours, and its `struct` format.
-TYPES = {
+_TYPES = {
     "FLOAT": ("float32", "f"),
     "HALF": ("float16", "e"),
     "INT8": ("int8", "b"),
@@ -36,7 +36,7 @@ TYPES = {
     "INT64": ("int64", "q"),
 }
 
-ORIGIN = re.compile(r"^(?:\d+: )?\[[^]]*::[^]]*\]\s*")  # 1: [file.cpp::function::line]
+_ORIGIN = re.compile(r"^(?:\d+: )?\[[^]]*::[^]]*\]\s*")  # 1: [file.cpp::function::line]
 # 10 and later name both releases; 8 names the numbers of their file formats.
 _OTHER_VERSION = re.compile(r"expecting library version (\S+) got (?:\.\.)?([^\s,]+)")
 _OTHER_FORMAT = re.compile(r"Current Version: (\d+), Serialized Engine Version: (\d+)")
@@ -68,7 +68,7 @@ def make_log(trt: Any) -> Any:
             if not serious and severity != trt.ILogger.WARNING:
                 return
             lines = self.errors if serious else self.warnings
-            line = _shortened(" ".join(ORIGIN.sub("", message).split()))
+            line = _shortened(" ".join(_ORIGIN.sub("", message).split()))
             if line not in lines:
                 lines.append(line)
 
@@ -77,7 +77,7 @@ def make_log(trt: Any) -> Any:
 
 def _shortened(line: str) -> str:
     """Leave out the middle: names of nodes may be long, and the reason stands behind them."""
-    first, last = LINE
+    first, last = _LINE
     return line if len(line) <= first + last else f"{line[:first]} ... {line[-last:]}"
 
 
@@ -95,7 +95,7 @@ class Tensor:
 
     @property
     def format(self) -> str:
-        return next(form for name, form in TYPES.values() if name == self.dtype)
+        return next(form for name, form in _TYPES.values() if name == self.dtype)
 
     def bytes_at(self, batch: int) -> int:
         return self.bytes_of((batch, *self.shape[1:]))
@@ -112,13 +112,13 @@ def read_tensor(kind: str, name: str, dtype: Any, shape: Sequence[int]) -> Tenso
 
     Raises: RunnerError.
     """
-    if dtype.name not in TYPES:
-        names = ", ".join(name for name, _ in TYPES.values())
+    if dtype.name not in _TYPES:
+        names = ", ".join(name for name, _ in _TYPES.values())
         raise RunnerError(f"{kind} {name!r} has the type {dtype.name}; known: {names}; try exporting the model again")
     sizes = tuple(int(size) for size in shape)
     if not sizes or any(size < 0 for size in sizes[1:]):
         raise RunnerError(f"{kind} {name!r} has the shape {list(sizes)}; only its first axis may be dynamic")
-    return Tensor(name, TYPES[dtype.name][0], sizes)
+    return Tensor(name, _TYPES[dtype.name][0], sizes)
 
 
 @dataclass
@@ -178,13 +178,13 @@ def open_engine(trt: Any, log: Any, path: str) -> Iterator[Engine]:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise RunnerError(f"cannot read the engine {path} ({error.strerror}); {AGAIN}") from error
+        raise RunnerError(f"cannot read the engine {path} ({error.strerror}); {_AGAIN}") from error
     size = len(content)
     runtime = trt.Runtime(log)
     handle = runtime.deserialize_cuda_engine(content)
     del content  # the engine has its own copy, and the board one memory for both
     if handle is None:
-        raise RunnerError(f"{path}: {_refusal(trt, log)}; {AGAIN}")
+        raise RunnerError(f"{path}: {_refusal(trt, log)}; {_AGAIN}")
     engine = Engine(trt, log, handle, size, *_read_tensors(trt, handle))
     del handle
     try:
@@ -252,7 +252,9 @@ class Execution:
         for tensor in (*self.engine.inputs, *self.engine.outputs):
             name, shape = tensor.name, [int(size) for size in self._context.get_tensor_shape(tensor.name)]
             if min(shape) < 0:
-                raise RunnerError(f"output {name!r} has a first axis that depends on the values of the images; {AGAIN}")
+                raise RunnerError(
+                    f"output {name!r} has a first axis that depends on the values of the images; {_AGAIN}"
+                )
             # The first axis of an output need not be the batch: it may be tokens, or all tokens of all images.
             self.sizes[name] = tensor.bytes_of(shape)
             self.addresses[name] = cuda.malloc(self.sizes[name])
@@ -305,7 +307,7 @@ class Execution:
 
     def _check(self, accepted: bool, action: str) -> None:
         if not accepted:
-            raise RunnerError(f"TensorRT refuses {action}: {first_error(self.engine.log)}; {AGAIN}")
+            raise RunnerError(f"TensorRT refuses {action}: {first_error(self.engine.log)}; {_AGAIN}")
 
     def close(self) -> None:
         self._context = None

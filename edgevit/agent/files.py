@@ -19,7 +19,7 @@ def cache_folder() -> str:
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "edgevit")
 
 
-KINDS = (
+_KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
@@ -33,7 +33,7 @@ def check_regular(path: str) -> None:
     Raises: OSError (it is missing, or no regular file).
     """
     mode = os.stat(path).st_mode
-    for is_kind, kind in KINDS:
+    for is_kind, kind in _KINDS:
         if is_kind(mode):
             raise OSError(errno.EINVAL, f"it is {kind}, expected a regular file", path)
 

@@ -42,7 +42,7 @@ _JETPACK = {
 }
 
 EMC_LOCKED = "sys/kernel/debug/bpmp/debug/clk/emc/mrq_rate_locked"
-PART = re.compile(r"p\d{4}-\d{4}")
+_PART = re.compile(r"p\d{4}-\d{4}")
 _RELEASE = re.compile(r"# R(\d+) \(release\), REVISION: (\d+(?:\.\d+)*)")
 _MODE = re.compile(r"<\s*POWER_MODEL\s+ID=(\d{1,9})\s+NAME=([^\s>]+)\s*>")
 _DEFAULT_MODE = re.compile(r"<\s*PM_CONFIG\s+DEFAULT=(\d{1,9})\s*>")
@@ -53,7 +53,7 @@ _SAVED = re.compile(r"pmode:(\d{1,9})\b")
 def identify(root: str) -> dict[str, Any]:
     """Name the module: by its part number, as `model` is the carrier board's, which may hold any module."""
     compatible = [name for name in (read_text(root, "proc/device-tree/compatible") or "").split("\0") if name]
-    numbers = [PART.findall(name) for name in compatible if name.startswith("nvidia,")]
+    numbers = [_PART.findall(name) for name in compatible if name.startswith("nvidia,")]
     return {
         # "nvidia,p3768-0000+p3767-0000-super": the carrier board, the module on it, and that it runs at Super clocks
         "part": next((groups[-1] for groups in numbers if groups), None),

@@ -35,10 +35,10 @@ from .runners import RunnerError
 
 Send = Callable[[Any], None]
 
-POLL_S = (0.02, 0.5)  # at first and at last: a board that measures is not to be disturbed
-REPEAT_S = 5.0  # the last progress is told again after this time, as a sign of life
-TAIL_LINES = 5  # of a job's stderr, shown when it died
-GENTLY_S = 20.0  # that a cancelled job has to put the board back as it was
+_POLL_S = (0.02, 0.5)  # at first and at last: a board that measures is not to be disturbed
+_REPEAT_S = 5.0  # the last progress is told again after this time, as a sign of life
+_TAIL_LINES = 5  # of a job's stderr, shown when it died
+_GENTLY_S = 20.0  # that a cancelled job has to put the board back as it was
 _HARD_S = 5.0
 _NO_JOB = "the job is gone: it was cancelled, or its result was collected by another command"
 
@@ -91,7 +91,7 @@ def follow(send: Send, root: str, job: str, attached: bool = False) -> dict[str,
 
 
 def _stream(send: Send, job: str, progress: IO[bytes]) -> dict[str, Any]:
-    pause, spoken, last = POLL_S[0], time.monotonic(), {"stage": "start", "done": 0.0}
+    pause, spoken, last = _POLL_S[0], time.monotonic(), {"stage": "start", "done": 0.0}
     while True:
         outcome = _outcome(job)
         for last in _new_lines(progress):
@@ -99,11 +99,11 @@ def _stream(send: Send, job: str, progress: IO[bytes]) -> dict[str, Any]:
             spoken = time.monotonic()
         if outcome:
             return outcome
-        if time.monotonic() - spoken > REPEAT_S:
+        if time.monotonic() - spoken > _REPEAT_S:
             send({"progress": last})
             spoken = time.monotonic()
         time.sleep(pause)
-        pause = min(POLL_S[1], pause * 1.5)
+        pause = min(_POLL_S[1], pause * 1.5)
 
 
 def forget(send: Send, root: str, job: str) -> dict[str, Any]:
@@ -163,12 +163,12 @@ def cancel(send: Send, root: str, job: str | None = None, owner: str | None = No
             _remove(name)
     for name, pid in pids.items():
         # Its children are in its process group, and go with it.
-        for signum, patience_s in ((signal.SIGTERM, GENTLY_S), (signal.SIGKILL, _HARD_S)):
+        for signum, patience_s in ((signal.SIGTERM, _GENTLY_S), (signal.SIGKILL, _HARD_S)):
             with suppress(ProcessLookupError):
                 os.killpg(pid, signum)
             deadline = time.monotonic() + patience_s
             while _is_running(name) and time.monotonic() < deadline:
-                time.sleep(POLL_S[0])
+                time.sleep(_POLL_S[0])
         with _registry():
             _check_ended(name)
             _remove(name)
@@ -407,7 +407,7 @@ def _read_stderr(job: str) -> str:
 
 
 def _tail(job: str) -> str:
-    text = " | ".join(_read_stderr(job).splitlines()[-TAIL_LINES:])
+    text = " | ".join(_read_stderr(job).splitlines()[-_TAIL_LINES:])
     return text or "it said nothing (out of memory, a full disk, or a restart?)"
 
 

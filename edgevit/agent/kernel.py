@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 # Where a board keeps its programs; a shell that SSH starts has no sbin in its PATH, and no shell has trtexec's folder.
-PROGRAMS = ("usr/sbin", "usr/bin", "sbin", "bin")
+_PROGRAMS = ("usr/sbin", "usr/bin", "sbin", "bin")
 _TRTEXEC = "usr/src/tensorrt/bin"
 
 
@@ -62,7 +62,7 @@ def read_bytes(root: str, path: str, key: str) -> int | None:
 
 def find_program(root: str, name: str) -> str | None:
     """Return the path of a program of the board, such as nvpmodel or trtexec."""
-    folders = (*PROGRAMS, _TRTEXEC) if name == "trtexec" else PROGRAMS
+    folders = (*_PROGRAMS, _TRTEXEC) if name == "trtexec" else _PROGRAMS
     for folder in folders:
         path = os.path.join(root, folder, name)
         if os.path.isfile(path) and os.access(path, os.X_OK):

@@ -11,16 +11,16 @@ from .runners import RunnerError
 
 # How the fused kernel is called: `_gemm_mha_v2_myl0_17` as a layer's name, `_gemm_mha_v2_0x957a...` as its tactic,
 # `kgen_mha` as a layer's type in newer releases. Anchored: a model's own layers may have "mha" in their names.
-NAME = re.compile(r"_+(?:gemm_|kgen_)?f?mha(?:_|$)")
-TYPE = "kgen_mha"
+_NAME = re.compile(r"_+(?:gemm_|kgen_)?f?mha(?:_|$)")
+_TYPE = "kgen_mha"
 OPAQUE = "ForeignNode["  # a part of the network that TensorRT 8 shows as one layer, whatever is in it
 
-NODE = re.compile(r"\[ONNX Layer: ([^\]]*)\]")  # in the metadata of a layer, since TensorRT 8.6
+_NODE = re.compile(r"\[ONNX Layer: ([^\]]*)\]")  # in the metadata of a layer, since TensorRT 8.6
 # Between the names of nodes in the name of a layer: "a + b", "a || b", "PWN(PWN(a), b)", "{ForeignNode[a...b]}", and
 # "Reformatting CopyNode for Input Tensor 0 to a + b".
 _BETWEEN = re.compile(r" \+ | \|\| |, |\.\.\.|[(){}]|ForeignNode\[|\]|^Reformatting CopyNode .*? (?:to|for) ")
 # What a tensor's format begins or ends with, in the words of 8.5 ("Row major linear FP16 format") and of 10 ("Half").
-PRECISIONS = {"FP32": "fp32", "Float": "fp32", "FP16": "fp16", "Half": "fp16", "BFloat16": "bf16", "Int8": "int8"}
+_PRECISIONS = {"FP32": "fp32", "Float": "fp32", "FP16": "fp16", "Half": "fp16", "BFloat16": "bf16", "Int8": "int8"}
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def with_times(described: Sequence[Layer], inferences: Sequence[Sequence[tuple[s
 
 def _nodes(layer: Any) -> tuple[str, ...]:
     """The nodes' names; of a layer that does not list them, those in its own, each of which has a slash."""
-    listed = NODE.findall(_text(layer, "Metadata"))
+    listed = _NODE.findall(_text(layer, "Metadata"))
     words = listed or [word for word in _BETWEEN.split(_text(layer, "Name")) if word and "/" in word]
     return tuple(dict.fromkeys(words))
 
@@ -110,7 +110,7 @@ def _precision(layer: Any) -> str | None:
     first = outputs[0] if isinstance(outputs, list) and outputs else None
     text = _text(first, "Format/Datatype") if isinstance(first, dict) else ""
     return next(
-        (ours for theirs, ours in PRECISIONS.items() if re.search(rf"\b{theirs}\b", text, re.I)),
+        (ours for theirs, ours in _PRECISIONS.items() if re.search(rf"\b{theirs}\b", text, re.I)),
         text or None,
     )
 
@@ -124,7 +124,7 @@ def count_fused(layers: Sequence[Any]) -> int | None:
 
 def _is_fused(layer: Any) -> bool:
     names = (_text(layer, "Name"), _text(layer, "TacticName"))
-    return any(NAME.match(name) for name in names) or _text(layer, "LayerType") == TYPE
+    return any(_NAME.match(name) for name in names) or _text(layer, "LayerType") == _TYPE
 
 
 def _text(layer: Any, key: str) -> str:

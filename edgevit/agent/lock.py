@@ -22,7 +22,7 @@ from .files import cache_folder
 from .runners import RunnerError
 
 _FOLDERS = ("/run/lock", "/tmp")
-POLL_S = 0.2
+_POLL_S = 0.2
 COPY_S = 120.0  # that a copy has the board to itself: a connection that broke unseen is not to hold it for hours
 _SAY_EVERY_S = 10.0  # while nothing changes
 
@@ -113,7 +113,7 @@ def _wait(lock: int, report: Callable[[dict[str, Any]], None], allowed: str | No
         if identity != last_identity or time.monotonic() - reported_s > _SAY_EVERY_S:
             last_identity, reported_s = identity, time.monotonic()
             report({"stage": "wait", "done": 0.0, "holder": holder})
-        time.sleep(POLL_S)
+        time.sleep(_POLL_S)
 
 
 def _open_any(paths: list[str]) -> int:

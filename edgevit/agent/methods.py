@@ -10,10 +10,10 @@ from typing import Any, Callable
 from .files import cache_folder
 from .runners import RunnerError
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Send = Callable[[Any], None]
-Method = Callable[..., Any]
+_Method = Callable[..., Any]
 
 # Where each method is; imported when it is called, so that the agent starts fast. `root` is where a method reads the
 # machine: "/", or a captured tree.
@@ -41,8 +41,8 @@ MODULES = {
 }
 
 
-def method_named(name: str) -> Method:
-    method: Method = getattr(import_module("." + MODULES[name], __package__), name)
+def method_named(name: str) -> _Method:
+    method: _Method = getattr(import_module("." + MODULES[name], __package__), name)
     return method
 
 
@@ -59,7 +59,7 @@ def reply(act: Callable[[], Any], send: Send) -> None:
 def _message(error: Exception) -> str:
     if isinstance(error, RunnerError):
         return str(error)
-    if isinstance(error, OSError) and error.errno in FULL:  # most often as a job begins, or writes its result
+    if isinstance(error, OSError) and error.errno in _FULL:  # most often as a job begins, or writes its result
         path = error.filename or cache_folder()
         return f"the disk is full (cannot write {path}: {error.strerror}); make room there, see `df -h`"
     return f"{type(error).__name__}: {error}"

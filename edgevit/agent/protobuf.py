@@ -19,7 +19,7 @@ METADATA, KEY, VALUE = 14, 1, 2
 # GraphProto.node, NodeProto.input, .output, .name and .op_type.
 NODE, NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_TYPE = 1, 1, 2, 3, 4
 
-TYPES = {
+_TYPES = {
     1: "float32",
     2: "uint8",
     3: "int8",
@@ -35,7 +35,7 @@ TYPES = {
 VARINT, BYTES, FIXED = 0, 2, {1: 8, 5: 4}  # kinds of fields on the wire; the fixed ones and their sizes
 _LONGEST_VARINT = 10
 
-Span = Tuple[int, int]  # where a field that has a length begins and ends
+_Span = Tuple[int, int]  # where a field that has a length begins and ends
 T = TypeVar("T")
 
 
@@ -107,19 +107,19 @@ def _input_types(content: mmap.mmap) -> dict[str, str]:
             if number == ELEMENT and isinstance(value, int)
         ]
         if names and elements:
-            types[names[-1].decode("utf-8", "replace")] = TYPES.get(elements[-1], f"type {elements[-1]}")
+            types[names[-1].decode("utf-8", "replace")] = _TYPES.get(elements[-1], f"type {elements[-1]}")
     if not types:
         raise ValueError("it declares no input")
     return types
 
 
-def _node(content: mmap.mmap, within: Span) -> Node:
+def _node(content: mmap.mmap, within: _Span) -> Node:
     texts = _texts(content, within, NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_TYPE)
     name, kind = ("".join(texts[number][-1:]) for number in (NODE_NAME, NODE_TYPE))
     return Node(name, kind, tuple(texts[NODE_INPUT]), tuple(texts[NODE_OUTPUT]))
 
 
-def _texts(content: mmap.mmap, within: Span, *numbers: int) -> dict[int, list[str]]:
+def _texts(content: mmap.mmap, within: _Span, *numbers: int) -> dict[int, list[str]]:
     """The texts of these fields, each in order."""
     texts: dict[int, list[str]] = {number: [] for number in numbers}
     for number, value in _fields(content, within):
@@ -128,7 +128,7 @@ def _texts(content: mmap.mmap, within: Span, *numbers: int) -> dict[int, list[st
     return texts
 
 
-def _messages(content: mmap.mmap, within: Span, *path: int) -> Iterator[Span]:
+def _messages(content: mmap.mmap, within: _Span, *path: int) -> Iterator[_Span]:
     """Yield each message that is reached by these field numbers."""
     for number, value in _fields(content, within):
         if number == path[0] and not isinstance(value, int):
@@ -138,7 +138,7 @@ def _messages(content: mmap.mmap, within: Span, *path: int) -> Iterator[Span]:
                 yield from _messages(content, value, *path[1:])
 
 
-def _fields(content: mmap.mmap, within: Span) -> Iterator[tuple[int, Union[int, Span]]]:
+def _fields(content: mmap.mmap, within: _Span) -> Iterator[tuple[int, Union[int, _Span]]]:
     """Yield number and value of each field.
 
     Raises:

@@ -16,7 +16,7 @@ SCHEMA = 1
 
 # Fields of a run that JSON turns from tuples into lists.
 _SERIES = ("clocks_during_khz", "gpu_load_permille", "temperatures_during_c", "throttled", "beside")
-TIMES = ("latencies_ns", "gpu_ns")  # one time for each inference
+_TIMES = ("latencies_ns", "gpu_ns")  # one time for each inference
 
 PARTS = ("decode", "preprocess", "copy in", "inference", "copy out")  # of an inference end to end, in order
 CLOSED_LOOP = "one after another"  # the use of a run that has no other
@@ -187,7 +187,7 @@ class Run:
     visit: int | None = None
 
     def __post_init__(self) -> None:
-        for name in TIMES:
+        for name in _TIMES:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, array("q", getattr(self, name)))
         if self.parts_ns is not None:
@@ -335,7 +335,7 @@ class Run:
         return doubts.unsteadiness(self)
 
     def to_dict(self) -> dict[str, Any]:
-        times = {name: None if getattr(self, name) is None else list(getattr(self, name)) for name in TIMES}
+        times = {name: None if getattr(self, name) is None else list(getattr(self, name)) for name in _TIMES}
         parts = None if self.parts_ns is None else {name: list(part) for name, part in self.parts_ns.items()}
         return {"schema": SCHEMA, **asdict(self), **times, "parts_ns": parts}
 

@@ -13,9 +13,9 @@ from .layers import Layer
 from .protobuf import Node
 from .runners import RunnerError
 
-TIMED = "_kernel_time"  # ends the name of an event that is a node's computation
-RUN = "model_run"
-PRECISIONS = {"float": "fp32", "float16": "fp16", "double": "fp64"}
+_TIMED = "_kernel_time"  # ends the name of an event that is a node's computation
+_RUN = "model_run"
+_PRECISIONS = {"float": "fp32", "float16": "fp16", "double": "fp64"}
 
 
 def read_trace(path: str, count: int, origins: dict[str, tuple[str, ...]]) -> list[Layer]:
@@ -27,8 +27,8 @@ def read_trace(path: str, count: int, origins: dict[str, tuple[str, ...]]) -> li
     try:
         with open(path, encoding="utf-8") as file:
             events = json.load(file)
-        runs = sorted(((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("name") == RUN))[-count:]
-        timed = sorted((e for e in events if e.get("name", "").endswith(TIMED)), key=lambda e: e["ts"])
+        runs = sorted(((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("name") == _RUN))[-count:]
+        timed = sorted((e for e in events if e.get("name", "").endswith(_TIMED)), key=lambda e: e["ts"])
         inferences = [[e for e in timed if began <= e["ts"] <= ended] for began, ended in runs]
         names = [[e["name"] for e in nodes] for nodes in inferences]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -40,12 +40,12 @@ def read_trace(path: str, count: int, origins: dict[str, tuple[str, ...]]) -> li
 
 def _layer(events: Sequence[dict[str, Any]], origins: dict[str, tuple[str, ...]]) -> Layer:
     """One node from its events, one per run."""
-    name, args = events[0]["name"][: -len(TIMED)], events[0].get("args", {})
+    name, args = events[0]["name"][: -len(_TIMED)], events[0].get("args", {})
     types = [kind for output in args.get("output_type_shape") or () for kind in output]
     return Layer(
         name=name,
         kind=args.get("op_name"),
-        precision=PRECISIONS.get(types[0], types[0]) if types else None,
+        precision=_PRECISIONS.get(types[0], types[0]) if types else None,
         tactic=None,
         nodes=origins.get(name, ()),
         times_ns=tuple(1000 * event["dur"] for event in events),

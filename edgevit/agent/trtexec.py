@@ -23,14 +23,14 @@ STARTING_S = 300.0  # beside the time that it measures: loading TensorRT and the
 _WARM_UP_MS = 500
 
 # Its names of the lines in the summary, and ours; some releases leave out what does not take place.
-TIMES = {
+_TIMES = {
     "Latency": "latency_ms",
     "Enqueue Time": "enqueue_ms",
     "H2D Latency": "h2d_ms",
     "GPU Compute Time": "gpu_ms",
     "D2H Latency": "d2h_ms",
 }
-REQUIRED = ("Latency", "GPU Compute Time")
+_REQUIRED = ("Latency", "GPU Compute Time")
 # Its names within such a line, and ours.
 _STATISTICS = {
     "min": "min",
@@ -42,12 +42,12 @@ _STATISTICS = {
     "percentile(99%)": "p99",
 }
 
-NUMBER = r"\d{1,15}(?:\.\d{1,15})?(?:e[+-]?\d{1,3})?"
-LINE = re.compile(r"^(?:\[[^\]\n]{1,40}\] )?\[I\] ([A-Z][A-Za-z0-9 ]{2,30}): (.*)$", re.MULTILINE)
-_STATISTIC = re.compile(rf"([a-z]+(?:\(\d\d?%\))?) = ({NUMBER}) ms")
-_THROUGHPUT = re.compile(rf"({NUMBER}) qps")
+_NUMBER = r"\d{1,15}(?:\.\d{1,15})?(?:e[+-]?\d{1,3})?"
+_LINE = re.compile(r"^(?:\[[^\]\n]{1,40}\] )?\[I\] ([A-Z][A-Za-z0-9 ]{2,30}): (.*)$", re.MULTILINE)
+_STATISTIC = re.compile(rf"([a-z]+(?:\(\d\d?%\))?) = ({_NUMBER}) ms")
+_THROUGHPUT = re.compile(rf"({_NUMBER}) qps")
 _BANNER = re.compile(r"\[TensorRT v(\d{4,6})\]")
-ERROR = re.compile(r"^(?:\[[^\]\n]{1,40}\] )?\[E\] (.*)$", re.MULTILINE)
+_ERROR = re.compile(r"^(?:\[[^\]\n]{1,40}\] )?\[E\] (.*)$", re.MULTILINE)
 
 Send = Callable[[Any], None]
 
@@ -129,7 +129,7 @@ def _run(command: list[str], timeout_s: float) -> str:
         raise RunnerError(f"{name} did not end within {timeout_s:.0f} s; try it there: {shlex.join(command)}") from None
     text = done.stdout.decode("utf-8", errors="replace")
     if done.returncode:
-        match = ERROR.search(text)
+        match = _ERROR.search(text)
         reason = match.group(1).strip() if match else f"exit code {done.returncode}"
         raise RunnerError(f"{name} failed: {reason[:200]}; try it there: {shlex.join(command)}")
     return text
@@ -141,7 +141,7 @@ def parse_summary(text: str) -> dict[str, Any]:
     Raises:
         RunnerError: a line that must be there is not, or says something unknown.
     """
-    lines = dict(LINE.findall(text))
+    lines = dict(_LINE.findall(text))
     throughput = _THROUGHPUT.match(lines.get("Throughput", ""))
     if not throughput:
         raise RunnerError("trtexec printed no throughput; this edgevit does not know its output")
@@ -149,18 +149,18 @@ def parse_summary(text: str) -> dict[str, Any]:
     return {
         "version": _version(banner.group(1)) if banner else None,
         "throughput_qps": _positive("throughput", float(throughput.group(1))),
-        **{ours: _times(theirs, lines.get(theirs)) for theirs, ours in TIMES.items()},
+        **{ours: _times(theirs, lines.get(theirs)) for theirs, ours in _TIMES.items()},
     }
 
 
 def _times(name: str, line: str | None) -> dict[str, float] | None:
-    if line is None and name not in REQUIRED:
+    if line is None and name not in _REQUIRED:
         return None
     times = {_STATISTICS[key]: float(value) for key, value in _STATISTIC.findall(line or "") if key in _STATISTICS}
     missing = [theirs for theirs, ours in _STATISTICS.items() if ours not in times]
     if missing:
         raise RunnerError(f"trtexec printed no {missing[0]} of {name!r}; this edgevit does not know its output")
-    if name in REQUIRED:
+    if name in _REQUIRED:
         _positive(name, times["mean"])
     return times
 

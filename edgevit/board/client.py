@@ -31,11 +31,11 @@ from edgevit.text import printable, printable_values
 
 AGENT_DIR = Path(edgevit.agent.__path__[0])
 LOCAL = ("sh", "-c")
-FOLDER = "edgevit-folder: "  # begins the line that says where the agent could not be stored
+_FOLDER = "edgevit-folder: "  # begins the line that says where the agent could not be stored
 CACHE = '"${XDG_CACHE_HOME:-$HOME/.cache}"/edgevit'
-START_S = 60.0  # for a connection, and for a slow disk to read Python from
+_START_S = 60.0  # for a connection, and for a slow disk to read Python from
 _STOP_S = 5.0  # between asking an agent to end and killing it
-TAIL_LINES = 5  # of the agent's stderr, shown when it dies
+_TAIL_LINES = 5  # of the agent's stderr, shown when it dies
 _LONGEST_LINE = 1 << 28  # bytes; the layers of a large engine are some MB
 
 # Old enough for any Python to run it and say what is wrong.
@@ -121,7 +121,7 @@ class Agent:
         shell: Sequence[str] = LOCAL,
         host: str = "this machine",
         explain: Explain = lambda stderr, code: None,
-        start_seconds: float = START_S,
+        start_seconds: float = _START_S,
         silence_seconds: float | None = None,
     ) -> None:
         self.python = python
@@ -140,7 +140,7 @@ class Agent:
             size=len(content),
             sha256=hashlib.sha256(content).hexdigest(),
             mark=MARK,
-            folder=FOLDER,
+            folder=_FOLDER,
             python=shlex.quote(self.python),
         )
         self._stderr = tempfile.TemporaryFile()  # a file never fills up, as a pipe that nobody reads would
@@ -244,7 +244,7 @@ class Agent:
         code, ending, text = self._end()
         if reason := self.explain(text, code):
             return reason
-        text, _, folder = text.partition(FOLDER)
+        text, _, folder = text.partition(_FOLDER)
         text, folder = text.strip(), folder or "~/.cache/edgevit"
         tail = _tail(text) or noise
         if stored:
@@ -345,4 +345,4 @@ def _from_json(line: bytes) -> Any:
 
 
 def _tail(text: str) -> str:
-    return " | ".join(text.splitlines()[-TAIL_LINES:])
+    return " | ".join(text.splitlines()[-_TAIL_LINES:])

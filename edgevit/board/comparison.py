@@ -21,7 +21,7 @@ READER = Reader(RunsError, hint="remove the line if it was cut off, or measure a
 UNITS = {"p50": "ms", "p99": "ms", "mean": "ms", "processor": "ms", "throughput": "images/s", "energy": "mJ/image"}
 _MORE_IS_BETTER = ("throughput",)
 # Fields of runs that many have in common, and those that are many readings.
-SHARED = (
+_SHARED = (
     *("label", "model", "model_sha256", "precision", "runner", "provider", "session", "environment", "edgevit"),
     *("clocks_before_khz", "clocks_after_khz", "temperatures_before_c", "temperatures_after_c"),
     *("power_mode_before", "power_mode_after"),
@@ -29,7 +29,7 @@ SHARED = (
 _DURING = ("clocks_during_khz", "temperatures_during_c")
 
 BUSY: Final = "not judged: the machine was busy"
-Outcome = Literal[
+_Outcome = Literal[
     "better",
     "worse",
     "cannot be told apart",
@@ -107,7 +107,7 @@ class Comparison:
     ratio: float
     low: float | None  # None: not judged, because it is void, the machine was busy, or there are too few samples
     high: float | None
-    outcome: Outcome
+    outcome: _Outcome
     runs: tuple[int, int]  # before and after; of one each, the interval leaves out how processes differ
     blocks: tuple[int, int] | None  # inferences in a row that were resampled together; None: whole runs were
     rounds: int | None  # of one session, in which both were measured in turns; None: they were not
@@ -137,7 +137,7 @@ class RunReader:
 
     def run(self, content: dict[str, Any]) -> Run:
         """Raises: RecordError."""
-        once = {name: self._once(content[name]) for name in SHARED if name in content}
+        once = {name: self._once(content[name]) for name in _SHARED if name in content}
         for name in _DURING:
             if isinstance(rows := content.get(name), list):
                 once[name] = list(map(self._once, rows))
@@ -473,7 +473,7 @@ def _widen(ratio: Ratio, factor: float) -> Ratio:
     return replace(ratio, low=ratio.low / factor, high=ratio.high * factor)
 
 
-def _withheld(before: _Group, after: _Group, ratio: Ratio) -> Outcome | None:
+def _withheld(before: _Group, after: _Group, ratio: Ratio) -> _Outcome | None:
     """Return why a ratio is not judged; None: it is.
 
     Programs that are busy throughout a round slow all of its models by the same share of time, so means are valid.
@@ -485,7 +485,7 @@ def _withheld(before: _Group, after: _Group, ratio: Ratio) -> Outcome | None:
     return BUSY if not steady and (before.is_busy or after.is_busy) else None
 
 
-def _outcome(ratio: Ratio) -> Outcome:
+def _outcome(ratio: Ratio) -> _Outcome:
     if ratio.low is None or ratio.high is None:
         return "too few samples" if ratio.rounds is None else "too few rounds"
     if ratio.low <= 1 <= ratio.high:

@@ -39,8 +39,8 @@ SILENCE_S = 120.0  # without a sign of life, before a connection is given up; a 
 _RETRY_S = 60.0  # that a lost connection is tried again for
 _PAUSES_S = (0.5, 8.0)  # between two tries, at first and at most
 _STEADY_S = 10.0  # that a connection has to last to count as one that came back
-CHUNK = 1 << 18
-MIB = 1 << 20
+_CHUNK = 1 << 18
+_MIB = 1 << 20
 _MOST_FIGURE = 1e300  # that is shown beside a bar
 
 T = TypeVar("T")
@@ -282,22 +282,22 @@ class Board:
         if offered["present"]:
             return target
         free = offered["free_bytes"]
-        full = f"{self.host} has {free / MIB:.1f} MiB free in {os.path.dirname(target)}, and {path.name} needs "
-        full += f"{size / MIB:.1f} MiB; make room there"
+        full = f"{self.host} has {free / _MIB:.1f} MiB free in {os.path.dirname(target)}, and {path.name} needs "
+        full += f"{size / _MIB:.1f} MiB; make room there"
         if free < size:
             raise UnfitBoardError(full)
         with (
             self._alone("send", progress),
-            progress.stage(f"send {path.name}", total=math.ceil(size / MIB), unit="MiB") as stage,
+            progress.stage(f"send {path.name}", total=math.ceil(size / _MIB), unit="MiB") as stage,
             path.open("rb") as file,
             self._command(f"cat >{shlex.quote(part)}", full, stdin=subprocess.PIPE) as process,
             suppress(BrokenPipeError),  # the exit code says why
         ):
             assert process.stdin
-            while chunk := file.read(CHUNK):
+            while chunk := file.read(_CHUNK):
                 while chunk:
                     chunk = chunk[process.stdin.write(chunk) :]
-                stage.update(file.tell() // MIB)
+                stage.update(file.tell() // _MIB)
             process.stdin.close()
         agent.call("keep", path=target, part=part, sha256=sha256)
         return target
@@ -312,19 +312,19 @@ class Board:
             with (
                 self._alone("fetch", progress),
                 part.open("wb") as file,
-                progress.stage(f"fetch {path.name}", total=math.ceil(size / MIB), unit="MiB") as stage,
+                progress.stage(f"fetch {path.name}", total=math.ceil(size / _MIB), unit="MiB") as stage,
                 self._command(f'echo; echo "{MARK}"; cat <{shlex.quote(remote)}', stdout=subprocess.PIPE) as process,
             ):
                 assert process.stdout
                 while (line := process.stdout.readline()) and not line.startswith(MARK.encode()):
                     pass  # a login shell may print, too
-                while chunk := process.stdout.read(CHUNK):
+                while chunk := process.stdout.read(_CHUNK):
                     if done + len(chunk) > size:  # a board without end would fill this disk
                         raise AgentError(f"{remote} on {self.host} is longer than the {size} bytes that it announced")
                     file.write(chunk)
                     digest.update(chunk)
                     done += len(chunk)
-                    stage.update(done // MIB)
+                    stage.update(done // _MIB)
             if digest.hexdigest() != sha256:
                 raise AgentError(
                     f"{remote} on {self.host} is not what it was: its sha256 is {digest.hexdigest()[:12]}..."

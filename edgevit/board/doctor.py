@@ -21,7 +21,7 @@ from edgevit.board.profiles import Profile
 from edgevit.board.roofline import board_ceiling
 
 _OLDEST_PYTHON = (3, 8)
-GIB = 2**30
+_GIB = 2**30
 # Our own limits: a ViT's engine and its build fit below the first of each pair with room to spare, and not the second.
 _MEMORY_GIB = (2.0, 0.75)
 _DISK_GIB = (4.0, 1.0)
@@ -273,7 +273,7 @@ def _memory(facts: BoardFacts, profile: Profile | None) -> Check | None:
     if free is None or total is None:
         return None
     hint = "sudo systemctl isolate multi-user.target (ends the desktop; graphical.target brings it back)"
-    return _room("memory", free, _MEMORY_GIB, f" of {total / GIB:.1f} GiB", hint)
+    return _room("memory", free, _MEMORY_GIB, f" of {total / _GIB:.1f} GiB", hint)
 
 
 def _disk(facts: BoardFacts, profile: Profile | None) -> Check | None:
@@ -284,10 +284,10 @@ def _disk(facts: BoardFacts, profile: Profile | None) -> Check | None:
 
 def _room(name: str, free: int, limits: tuple[float, float], of: str, hint: str) -> Check:
     enough, least = limits
-    actual = f"{free / GIB:.1f} GiB free{of}"
-    if free >= enough * GIB:
+    actual = f"{free / _GIB:.1f} GiB free{of}"
+    if free >= enough * _GIB:
         return Check(name, "ok", actual)
-    return Check(name, "warning" if free >= least * GIB else "problem", actual, f"{enough:g} GiB", hint)
+    return Check(name, "warning" if free >= least * _GIB else "problem", actual, f"{enough:g} GiB", hint)
 
 
 def _temperature(facts: BoardFacts, profile: Profile | None) -> Check | None:

@@ -53,7 +53,7 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
 }
 
-GATE = re.compile(
+_GATE = re.compile(
     r"\s*(?P<metric>\w+)\s*(?:@\s*(?P<batch>[0-9]{1,9}))?\s*(?P<comparison>[<>]=?)"
     r"\s*(?P<value>[-+]?(?i:nan|inf(?:inity)?|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?))\s*(?P<unit>.*?)\s*",
     re.ASCII | re.DOTALL,
@@ -155,7 +155,7 @@ def parse_gate(text: str, source: str | None = None) -> Gate:
         GateError: the text is not a gate, or its limit has no meaning.
     """
     title = f"gate {text!r}" + (f" of {source}" if source else "")
-    match = GATE.fullmatch(text)
+    match = _GATE.fullmatch(text)
     if match is None:
         raise GateError(f"{title} is not of the form METRIC<VALUE or METRIC@BATCH<VALUE; try 'p99<8ms'")
     name, number, unit = match["metric"], match["value"], match["unit"]

@@ -16,8 +16,8 @@ from edgevit.records.model import Preprocessing
 from edgevit.records.model_folder import model_of
 from edgevit.records.names import suffix_of
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-READER = Reader(DataError, hint="export the model again")
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_READER = Reader(DataError, hint="export the model again")
 
 
 def find_images(pictures: Path, most: int = MOST_IMAGES) -> list[Path]:
@@ -34,12 +34,14 @@ def find_images(pictures: Path, most: int = MOST_IMAGES) -> list[Path]:
         else sorted(p for p in pictures.rglob("*") if _is_picture(p.relative_to(pictures)))
     )
     if not files:
-        raise DataError(f"{pictures} holds no picture ({', '.join(SUFFIXES)}); --images takes one, or a folder of them")
+        raise DataError(
+            f"{pictures} holds no picture ({', '.join(_SUFFIXES)}); --images takes one, or a folder of them"
+        )
     return [path.absolute() for path in _spread(files, most)]
 
 
 def _is_picture(below: Path) -> bool:
-    return below.suffix.lower() in SUFFIXES and not any(map(is_litter, below.parts))
+    return below.suffix.lower() in _SUFFIXES and not any(map(is_litter, below.parts))
 
 
 def _spread(paths: Sequence[Path], most: int) -> list[Path]:
@@ -66,4 +68,4 @@ def preprocessing_of(file: Path) -> dict[str, Any]:
             f"{file} does not say how its pictures are preprocessed, which --end-to-end must know; "
             "give a model folder, or a file that `edgevit export` wrote"
         )
-    return READER.parse(stated, Preprocessing, f"{file}, preprocessing,").plain()
+    return _READER.parse(stated, Preprocessing, f"{file}, preprocessing,").plain()

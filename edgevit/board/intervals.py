@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _CONFIDENCE = 0.95
 _RESAMPLES = 1000
 LEAST_ROUNDS = 6  # the median lies outside the least and the greatest of 6 less than 5 times of 100
-CHUNK = 1_000_000  # values resampled at once
+_CHUNK = 1_000_000  # values resampled at once
 # Blocks that give a variance of least error are short for an interval: of 200 to 1000 samples of an AR(1) series at
 # 0.8 to 0.95 they cover the truth 89 to 96 times of 100, and blocks of twice the length 92 to 97 times.
 _LONGER = 2
@@ -216,7 +216,7 @@ def resample(samples: Sequence[float], statistics: Callable[[Floats], Floats], b
     # Every block, [N, block], as views: copying whole blocks is quicker than finding the place of each sample.
     blocks = np.lib.stride_tricks.sliding_window_view(np.concatenate([values, values[: block - 1]]), block)
     drawn = []
-    for rows in _chunks(_RESAMPLES, max(1, CHUNK // count)):
+    for rows in _chunks(_RESAMPLES, max(1, _CHUNK // count)):
         starts = random.integers(0, count, (rows, math.ceil(pieces), 1))[..., 0]
         drawn.append(statistics(blocks[starts].reshape(rows, -1)[:, :count]))
     deviations = np.log(np.concatenate(drawn)) - np.log(statistics(values[None]))
@@ -258,7 +258,7 @@ def _spread_between(before: Floats, after: Floats, random: Generator) -> Floats:
     old, new = [
         np.concatenate([
             random.choice(apart, (rows, len(side))).mean(axis=1)
-            for rows in _chunks(_RESAMPLES, max(1, CHUNK // len(side)))
+            for rows in _chunks(_RESAMPLES, max(1, _CHUNK // len(side)))
         ])
         for side in (before, after)
     ]  # fmt: skip

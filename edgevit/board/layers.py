@@ -21,7 +21,7 @@ from edgevit.records.documents import Reader
 from edgevit.records.kinds import RecordKind
 from edgevit.version import written_by
 
-READER = Reader(RunsError, hint="remove the line if it was cut off, or measure again with --layers")
+_READER = Reader(RunsError, hint="remove the line if it was cut off, or measure again with --layers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class LayerProfile:
 
 
 # No seal: a line of a file of runs, from which people select lines and values.
-LAYERS_KIND = RecordKind("layers", LayerProfile, READER, sealed=False)
+LAYERS_KIND = RecordKind("layers", LayerProfile, _READER, sealed=False)
 
 
 def profile_of(request: MeasurementRequest, answer: dict[str, Any], runs: Sequence[Run]) -> LayerProfile:
@@ -84,8 +84,8 @@ def load_profiles(path: Path) -> list[LayerProfile]:
         RunsError: the file is missing, or a line is not a profile.
     """
     profiles = []
-    for source, line in READER.lines(path):
-        content = READER.parse(line, dict[str, Any], source)
+    for source, line in _READER.lines(path):
+        content = _READER.parse(line, dict[str, Any], source)
         if "profiled" not in content:
             raise RunsError(
                 f"{source} holds no profiled layers; of plain runs, see `edgevit compare {shlex.quote(str(path))}`"

@@ -19,16 +19,16 @@ from edgevit.errors import ProfileError, UnknownNameError
 from edgevit.records.documents import Reader
 from edgevit.records.model import Size
 
-SHIPPED = Path(__file__).parent / "shipped"  # profiles/ of the repository
-SUFFIXES = (".yaml", ".yml", ".json")  # JSON is YAML, so what `edgevit profiles NAME --json` prints is a profile
+_SHIPPED = Path(__file__).parent / "shipped"  # profiles/ of the repository
+_SUFFIXES = (".yaml", ".yml", ".json")  # JSON is YAML, so what `edgevit profiles NAME --json` prints is a profile
 FLOP_PER_TENSOR_CORE = 512  # per clock, fp16 and dense: 256 multiply-adds
 _TRANSFERS_PER_CLOCK = 2  # LPDDR5 moves data on both edges of the memory controller's clock
-ROUNDING = 0.01  # published figures are rounded
-GATE = re.compile(r"[a-z][a-z0-9_]*\s*[<>]=?\s*[0-9.]+\s*[A-Za-z/%]*")  # the form; `bench` knows the metrics
+_ROUNDING = 0.01  # published figures are rounded
+_GATE = re.compile(r"[a-z][a-z0-9_]*\s*[<>]=?\s*[0-9.]+\s*[A-Za-z/%]*")  # the form; `bench` knows the metrics
 _GENERIC = "-0000"  # the part number that many boards of a family give instead of their own
 
-READER = Reader(ProfileError, hint="mend it, or begin with what `edgevit profiles NAME --json` prints")
-VariantName = Literal["standard", "super"]
+_READER = Reader(ProfileError, hint="mend it, or begin with what `edgevit profiles NAME --json` prints")
+_VariantName = Literal["standard", "super"]
 
 
 class Mode(BaseModel, extra="forbid", frozen=True):
@@ -97,7 +97,7 @@ class Profile(BaseModel, extra="forbid", frozen=True):
     cpus: Size
     cache_mib: float = Field(ge=0)  # what of an inference's data may stay beside the GPU until the next one
     memory_bus_bits: Size
-    variants: dict[VariantName, BoardVariant]
+    variants: dict[_VariantName, BoardVariant]
     rails: tuple[Rail, ...]
     software: tuple[Release, ...]
     budgets: tuple[str, ...]  # gates, such as "p99<33ms"
@@ -110,7 +110,7 @@ class Profile(BaseModel, extra="forbid", frozen=True):
         if "standard" not in self.variants:
             raise ValueError("variants has no 'standard'")
         for gate in self.budgets:
-            if not GATE.fullmatch(gate):
+            if not _GATE.fullmatch(gate):
                 raise ValueError(f"budget {gate!r} is not of the form metric, comparison, value, unit; try 'p99<33ms'")
         for name, variant in self.variants.items():
             computed = {
@@ -118,7 +118,7 @@ class Profile(BaseModel, extra="forbid", frozen=True):
                 "bandwidth_gb_per_s": self.bytes_per_s(variant.emc_max_mhz) / 1e9,
             }
             for figure, value in computed.items():
-                if abs(getattr(variant, figure) / value - 1) > ROUNDING:
+                if abs(getattr(variant, figure) / value - 1) > _ROUNDING:
                     raise ValueError(f"{figure} of {name} is {getattr(variant, figure):g}; its clock gives {value:.1f}")
         return self
 
@@ -196,7 +196,7 @@ def _describe_module(facts: BoardFacts) -> str:
 
 def profile_names() -> list[str]:
     """Names of the profiles that come with edgevit."""
-    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+    return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
@@ -207,8 +207,8 @@ def load_profile(name_or_path: str | Path) -> Profile:
         ProfileError: the file cannot be read, or is not a profile.
     """
     text = str(name_or_path)
-    if text.endswith(SUFFIXES) or os.sep in text:
-        return READER.yaml(Path(text), Profile)
+    if text.endswith(_SUFFIXES) or os.sep in text:
+        return _READER.yaml(Path(text), Profile)
     if text not in profile_names():
         raise UnknownNameError("profile", text, profile_names())
     return _shipped(text)
@@ -216,7 +216,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 @cache  # each look at a board asks all of them
 def _shipped(name: str) -> Profile:
-    return READER.yaml(SHIPPED / f"{name}.yaml", Profile)
+    return _READER.yaml(_SHIPPED / f"{name}.yaml", Profile)
 
 
 def match(facts: BoardFacts) -> Profile | None:

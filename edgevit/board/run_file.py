@@ -13,7 +13,7 @@ from typing import Any
 from edgevit.board.comparison import READER
 from edgevit.errors import OutputError, RunsError
 
-Write = Callable[[str], None]
+_Write = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ RUN_LINES = Lines("runs", "latencies_ns", b'{"batch"')  # keys of runs are sorte
 LAYER_LINES = Lines("profiled layers", "profiled", b'{"schema"')
 
 
-def writers(output: Path | None, *, layers: bool) -> tuple[Write, Write]:
+def writers(output: Path | None, *, layers: bool) -> tuple[_Write, _Write]:
     """The functions that append a line of a run, and of profiled layers."""
     if output is None:
         return _forget, _forget
@@ -46,7 +46,7 @@ def layers_file(output: Path) -> Path:
     return output.with_name(f"{output.stem}.layers{output.suffix or '.jsonl'}")
 
 
-def append_to(path: Path, lines: Lines = RUN_LINES) -> Write:
+def append_to(path: Path, lines: Lines = RUN_LINES) -> _Write:
     """Check that the file can be written, and return a function that appends a line to it.
 
     A line that does not fit on the disk is removed again. A line that the file has is not written twice, because the

@@ -19,7 +19,7 @@ FAILED = 255  # ssh's own exit code, as opposed to the command's
 _LONGEST_FOLDER = 60  # characters; the path of a socket may have some 100, and ssh adds its own
 _ASK_S = 5.0  # for a word with our own ssh process
 
-OPTIONS = {
+_OPTIONS = {
     "BatchMode": "yes",  # nobody is there to type a password
     "ServerAliveInterval": "5",
     "ServerAliveCountMax": "3",  # a network that vanishes is noticed within 15 s
@@ -94,7 +94,7 @@ class Ssh:
         self._folder = tempfile.TemporaryDirectory(
             prefix="edgevit-", dir=parent if len(parent) < _LONGEST_FOLDER else "/tmp", ignore_cleanup_errors=True
         )
-        options = {**OPTIONS, "ConnectTimeout": str(max(1, round(self._connect_seconds)))}
+        options = {**_OPTIONS, "ConnectTimeout": str(max(1, round(self._connect_seconds)))}
         self._ssh = ("ssh", *self._config, "-S", f"{self._folder.name}/s")
         self.argv = (*self._ssh, *(f"-o{name}={value}" for name, value in options.items()), "--", self.host)
         return self

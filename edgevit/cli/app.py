@@ -41,9 +41,9 @@ from edgevit.text import shortened
 from edgevit.version import written_by
 
 # As `edgevit --help` lists them.
-FIRST = (derive, sweep, export, bench, report, evaluate, compare, show, methods, board)
-MORE = (base, package, fleet, derive_many, supernet, cost, ls, profiles, characterize, cache)
-COMMANDS = (*FIRST, *MORE)
+_FIRST = (derive, sweep, export, bench, report, evaluate, compare, show, methods, board)
+_MORE = (base, package, fleet, derive_many, supernet, cost, ls, profiles, characterize, cache)
+COMMANDS = (*_FIRST, *_MORE)
 _ALIASES = {"prove": characterize}  # not listed
 
 
@@ -62,7 +62,7 @@ class _Commands(TyperGroup):
             self.add_command(Command(name, module.main, hidden=True))
 
     def get_help(self, ctx: Any) -> str:
-        return group_help(self, ctx, first=[_name(module) for module in FIRST])
+        return group_help(self, ctx, first=[_name(module) for module in _FIRST])
 
 
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgevit.board.request import BenchRequest
     from edgevit.reporting.request import JudgingRequest
 
-RUNS = "runs.jsonl"  # the example of a file for runs, in hints
+_RUNS = "runs.jsonl"  # the example of a file for runs, in hints
 
 
 @asks(request="edgevit.board.request:BenchRequest", judging="edgevit.reporting.request:JudgingRequest")
@@ -181,7 +181,7 @@ def page_command(request: BenchRequest, judging: JudgingRequest) -> str:
     from edgevit.board.run_file import layers_file
 
     if judging.output is None:
-        return f"These runs are not in a file: --output {RUNS} writes them to one, for `edgevit compare` and a page"
+        return f"These runs are not in a file: --output {_RUNS} writes them to one, for `edgevit compare` and a page"
     folders = [arguments.among(model) for model in request.models if model.is_dir()]
     files = [judging.output, layers_file(judging.output)] if request.conditions.layers else [judging.output]
     return arguments.page_line(*folders, *files, gates=judging.gate)

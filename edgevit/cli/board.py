@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgevit.board.profiles import Profile
     from edgevit.board.request import BoardRequest
 
-COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
+_COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
 @asks(request="edgevit.board.request:BoardRequest")
@@ -81,7 +81,7 @@ def checks_table(host: str, checks: Sequence[Check]) -> Table:
     for check in checks:
         lines = (check.actual, check.expected and f"expected: {check.expected}", check.hint and f"try: {check.hint}")
         shown = "\n".join(line for line in lines if line)
-        table.add_row(Text(check.state, style=COLOURS[check.state]), check.name, shown)
+        table.add_row(Text(check.state, style=_COLOURS[check.state]), check.name, shown)
     return table
 
 

@@ -27,7 +27,7 @@ from edgevit.request import OUTPUT, PANELS, RequestOption, options_of, request_f
 
 Main = Callable[..., Any]
 _HELP_ALL = "help_all"
-COMMON = (CONFIG, _HELP_ALL, "help")  # on the first screen of every command
+_COMMON = (CONFIG, _HELP_ALL, "help")  # on the first screen of every command
 _METAVARS = {int: "NUMBER", float: "NUMBER", Path: "FILE"}  # what an option takes, where its declaration does not say
 
 
@@ -95,7 +95,7 @@ class Command(TyperCommand):
         return [declared for request in requests for declared in options_of(request)]
 
     def get_help(self, ctx: Any) -> str:
-        return command_help(self, ctx, common={*COMMON, *(a.field for a in self._fields if a.option.common)})
+        return command_help(self, ctx, common={*_COMMON, *(a.field for a in self._fields if a.option.common)})
 
     def invoke(self, ctx: Any) -> Any:
         """Run the function; refuse NaN, infinity, and integers beyond 64 bits."""

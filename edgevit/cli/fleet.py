@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edgevit.jobs.fleet.request import FleetRequest
     from edgevit.jobs.fleet.states import JobProgress, JobState
 
-SHOWN = 20  # of the reasons to wait
+_SHOWN = 20  # of the reasons to wait
 EVERY_S = 1.0  # between two looks at a plan that another command works on
 LOOKING = 0.1  # share of the time, at most, that is spent on them
 QUIET_S = 30.0  # without any job that runs, after which no command works on the plan any more
@@ -129,10 +129,10 @@ def _lines(states: Sequence[JobState]) -> Iterator[str]:
         elif state.state == "running":
             yield f"{state.job} is running"
     waiting = Counter(state.reason for state in states if state.state == "waiting").most_common()
-    for reason, count in waiting[:SHOWN]:
+    for reason, count in waiting[:_SHOWN]:
         yield f"{count} {'job waits' if count == 1 else 'jobs wait'} {reason}"
-    if len(waiting) > SHOWN:
-        yield f"{len(waiting) - SHOWN} more reasons to wait; --json lists them"
+    if len(waiting) > _SHOWN:
+        yield f"{len(waiting) - _SHOWN} more reasons to wait; --json lists them"
 
 
 def _looks(jobs: Sequence[FleetJob]) -> Iterator[RenderableType]:

@@ -16,7 +16,7 @@ HELP = "Configuration and help"  # the last panel
 _FIRST_SCREEN = 20  # options
 MOST_COLUMNS, LEFT_COLUMNS = 120, 34  # of the whole text, and of an option's name before its help begins
 _COMPLETE = "edgevit.help_all"  # in the context: all options are shown
-Row = tuple[str, str]  # an option or command, and its help
+_Row = tuple[str, str]  # an option or command, and its help
 
 
 def show_all(context: typer.Context, is_on: bool) -> None:
@@ -80,7 +80,7 @@ def _usage(argument: Any) -> str:
     return name if argument.required else f"[{name}]"
 
 
-def _record(parameter: Any, context: typer.Context) -> Row:
+def _record(parameter: Any, context: typer.Context) -> _Row:
     name, text = parameter.get_help_record(context)
     return _names(parameter) or name, text
 
@@ -93,7 +93,7 @@ def _names(parameter: Any) -> str:
     return names if parameter.is_flag else f"{names} {parameter.metavar}"
 
 
-def _section(title: str, rows: Sequence[Row]) -> str:
+def _section(title: str, rows: Sequence[_Row]) -> str:
     column = min(max(len(name) for name, _ in rows), LEFT_COLUMNS) + 4
     lines = [f"{title}:"]
     for name, text in rows:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from edgevit.derivation.options import MethodDescription
 
-LINEAR = ("macs", "params")  # quantities of every method's budget
+_LINEAR = ("macs", "params")  # quantities of every method's budget
 
 
 def main(
@@ -40,7 +40,12 @@ def main(
         console.show("Next: edgevit methods METHOD lists its options.")
         console.result(
             [
-                {"name": m.name, "summary": m.summary, "quantities": m.quantities or LINEAR, "baseline": m in baselines}
+                {
+                    "name": m.name,
+                    "summary": m.summary,
+                    "quantities": m.quantities or _LINEAR,
+                    "baseline": m in baselines,
+                }
                 for m in (*own_methods, *baselines)
             ]
         )
@@ -48,10 +53,10 @@ def main(
     shown = describe(method)
     console.show(shown.summary)
     if method in method_names():
-        console.show(f"Its budget may be counted in: {', '.join(shown.quantities or LINEAR)}.")
+        console.show(f"Its budget may be counted in: {', '.join(shown.quantities or _LINEAR)}.")
     console.show(_options_table(shown))
     options = [{**asdict(option), "kind": arguments.kind_name(option.kind)} for option in shown.options]
-    content = {"name": shown.name, "summary": shown.summary, "quantities": shown.quantities or LINEAR}
+    content = {"name": shown.name, "summary": shown.summary, "quantities": shown.quantities or _LINEAR}
     console.result({**content, "options": options})
 
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from edgevit.reporting.gather import Evidence
     from edgevit.reporting.request import ReportRequest
 
-SHOWN = 3  # of what was left out
-ANSWERS = 5  # of panels
+_SHOWN = 3  # of what was left out
+_ANSWERS = 5  # of panels
 
 
 @asks(request="edgevit.reporting.request:ReportRequest")
@@ -57,15 +57,15 @@ def _show_choices(console: Console, panels: Sequence[Panel]) -> None:
     from edgevit.reporting.tables import heading
     from edgevit.reporting.views import tabs
 
-    for panel, tab in list(zip(panels, tabs(panels), strict=True))[:ANSWERS]:
+    for panel, tab in list(zip(panels, tabs(panels), strict=True))[:_ANSWERS]:
         console.show(f"{tab}: {heading(panel)}")
-    if (more := len(panels) - ANSWERS) > 0:
+    if (more := len(panels) - _ANSWERS) > 0:
         console.show(f"{more} more {'answer is' if more == 1 else 'answers are'} in the report")
 
 
 def _show_skipped(console: Console, evidence: Evidence) -> None:
     """Warn about what was left out: the number, and the first few by name."""
-    for skipped in evidence.skipped[:SHOWN]:
+    for skipped in evidence.skipped[:_SHOWN]:
         console.warn(f"left out: {skipped.source}: {skipped.reason}")
-    if len(evidence.skipped) > SHOWN:
-        console.warn(f"left out: {len(evidence.skipped) - SHOWN} more, which the report names")
+    if len(evidence.skipped) > _SHOWN:
+        console.warn(f"left out: {len(evidence.skipped) - _SHOWN} more, which the report names")

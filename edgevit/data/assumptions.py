@@ -17,7 +17,7 @@ from edgevit.records.derivation import AssumptionsRecord, BaseCheckRecord
 from edgevit.records.release import ReleaseFacts, is_release
 
 ClassesFrom = Literal["option", "model folder", "fitted head", "imagenet", "folders", "data", "config.json"]
-ORDER: dict[ClassesFrom, str] = {
+_ORDER: dict[ClassesFrom, str] = {
     "option": "as --base-classes says",
     "model folder": "as the model folder says",
     "config.json": "as config.json beside the weights says",
@@ -27,7 +27,7 @@ ORDER: dict[ClassesFrom, str] = {
     "data": "assumed from the data's own order: {option} gives another",
 }
 _SettingsFrom = Literal["model folder", "pretrained weights", "timm"]
-SETTINGS: dict[str, str] = {
+_SETTINGS: dict[str, str] = {
     "option": "given",
     "config.json": "as config.json beside the weights says",
     "preprocessor_config.json": "as preprocessor_config.json beside the weights says",
@@ -37,9 +37,9 @@ SETTINGS: dict[str, str] = {
     "pretrained weights": "those of timm's weights for {base}",
     "timm": "assumed, as timm's defaults for {base}",
 }
-SHOWN = ("crop_pct", "interpolation", "mean", "std")  # of the preprocessing, and what an option can give
+_SHOWN = ("crop_pct", "interpolation", "mean", "std")  # of the preprocessing, and what an option can give
 CHECK = "check the order of its outputs (--base-classes) and its preprocessing (--mean, --std, --crop-pct)"
-NAMED = 5  # classes in a line
+_NAMED = 5  # classes in a line
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ class Assumptions:
         if "tokenizer" in self.preprocessing:
             return f"texts of {self.preprocessing['input_size'][0]} tokens, by the tokenizer beside the weights"
         parts: dict[str, list[str]] = {}
-        for key in SHOWN:
+        for key in _SHOWN:
             parts.setdefault(self.origin[key], []).append(f"{key} {shown(self.preprocessing[key])}")
-        ordered = sorted(parts.items(), key=lambda part: list(SETTINGS).index(part[0]))
-        return "; ".join(f"{', '.join(texts)}, {SETTINGS[origin].format(base=self.base)}" for origin, texts in ordered)
+        ordered = sorted(parts.items(), key=lambda part: list(_SETTINGS).index(part[0]))
+        return "; ".join(f"{', '.join(texts)}, {_SETTINGS[origin].format(base=self.base)}" for origin, texts in ordered)
 
     def record(self, base_check: BaseCheckRecord | None = None) -> AssumptionsRecord:
         """Make the record for derivation.json."""
@@ -89,9 +89,9 @@ def order_line(
     classes: Sequence[tuple[str, int]], outputs: int, origin: ClassesFrom, option: str = "--base-classes FILE"
 ) -> str:
     """Describe which output is which class, and name the `option` that changes an assumed order."""
-    named = ", ".join(f"{name} is output {index}" for name, index in classes[:NAMED])
-    more = f" and {len(classes) - NAMED} more" if len(classes) > NAMED else ""
-    return f"classes: {named}{more} of {outputs} outputs, {ORDER[origin].format(option=option)}"
+    named = ", ".join(f"{name} is output {index}" for name, index in classes[:_NAMED])
+    more = f" and {len(classes) - _NAMED} more" if len(classes) > _NAMED else ""
+    return f"classes: {named}{more} of {outputs} outputs, {_ORDER[origin].format(option=option)}"
 
 
 def shown(value: Any) -> str:
@@ -129,7 +129,7 @@ def assumptions(
     settings: _SettingsFrom = "pretrained weights" if pretrained else "timm"
     if Path(base).is_dir() and not is_release(Path(base)):
         settings = "model folder"
-    shown_keys = [key for key in SHOWN if key in task.test.preprocessing]
+    shown_keys = [key for key in _SHOWN if key in task.test.preprocessing]
     by_file = {key: release.origin.get(key, settings) for key in shown_keys}
     if names is None and folders_are_imagenet(source.class_names, outputs):
         origin = "imagenet"

@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader, Dataset
 from edgevit.errors import DataError
 from edgevit.records.writing import cache_folder, new_folder
 
-EXPECTED = (
+_EXPECTED = (
     "a folder, a pair (images [N, H, W, 3] of bytes, labels [N]), a data set of (picture, label), or a DataLoader of "
     "batches (images [B, 3, H, W] as the network reads them, labels [B]); for features, labels may be missing"
 )
-ROUNDING = 0.02  # by which values of a loader may leave [0, 1] once mean and deviation are undone
+_ROUNDING = 0.02  # by which values of a loader may leave [0, 1] once mean and deviation are undone
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _pairs(
                 )
             yield _png(np.asarray(picture.convert("RGB"))), int(label)
     else:
-        raise TypeError(f"{function} takes as data {EXPECTED}; it was given a {type(data).__name__}")
+        raise TypeError(f"{function} takes as data {_EXPECTED}; it was given a {type(data).__name__}")
 
 
 def _with_zero(item: Any) -> tuple[Any, int]:
@@ -121,7 +121,7 @@ def _of_batch(images: torch.Tensor, mean: Sequence[float], std: Sequence[float])
     scale, shift = (torch.tensor(values).view(1, 3, 1, 1) for values in (std, mean))
     values = images.detach().cpu().float() * scale + shift
     lowest, highest = float(values.min()), float(values.max())
-    if not (lowest >= -ROUNDING and highest <= 1 + ROUNDING):
+    if not (lowest >= -_ROUNDING and highest <= 1 + _ROUNDING):
         raise DataError(
             f"values from {lowest:.2f} to {highest:.2f} once mean {list(mean)} and deviation {list(std)} are undone, "
             "expected 0 to 1: the loader normalises otherwise; give mean and std as it does"

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 MOST = 8
-SHARED = Path("/dev/shm")  # batches come from these processes through it; often 64 MB in a container
+_SHARED = Path("/dev/shm")  # batches come from these processes through it; often 64 MB in a container
 IMAGE_BYTES = 4 * 3 * 384 * 384  # a large image
-WAITING = 2  # batches that torch prefetches per process
+_WAITING = 2  # batches that torch prefetches per process
 
 
 def workers_for(requested: int | None, device: str, batch_size: int, *, sharing: int = 1) -> int:
@@ -29,7 +29,7 @@ def workers_for(requested: int | None, device: str, batch_size: int, *, sharing:
     # If processes are spawned and not forked, a script without a main guard would run again in each.
     if device != "cuda" or not _forks():
         return 0
-    room = shared_bytes() // sharing // (WAITING * batch_size * IMAGE_BYTES)
+    room = shared_bytes() // sharing // (_WAITING * batch_size * IMAGE_BYTES)
     return min(MOST, _cores() // sharing, room)
 
 
@@ -42,7 +42,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def shared_bytes(folder: Path = SHARED) -> int:
+def shared_bytes(folder: Path = _SHARED) -> int:
     """Read how much shared memory is free; 0 if unknown."""
     with suppress(OSError):
         return shutil.disk_usage(folder).free

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from edgevit.data.shares import wilson
 from edgevit.records.answers import RightImages
 
-Z = 1.959964  # of 95 % intervals
-CHANCE = 0.025  # level of the one-sided test of a loss, as one end of a 95 % interval
+_Z = 1.959964  # of 95 % intervals
+_CHANCE = 0.025  # level of the one-sided test of a loss, as one end of a 95 % interval
 FEW = 0.05  # half width of an interval, as a share: above it, more images are recommended
 
 
@@ -62,7 +62,7 @@ def loss_of(model: RightCount, base: RightCount) -> Loss:
         return Loss(model.images, share, base.top1 - low, high >= base.top1)
     lost = (base.which.mask & ~model.which.mask).bit_count()
     gained = (model.which.mask & ~base.which.mask).bit_count()
-    chance = better_by_chance(lost, gained) >= CHANCE
+    chance = better_by_chance(lost, gained) >= _CHANCE
     return Loss(model.images, share, _most(lost, gained, model.images), chance, lost, gained)
 
 
@@ -74,7 +74,7 @@ def _most(lost: int, gained: int, images: int) -> float:
     n = images + 2
     lost_share, gained_share = (lost + 1) / n, (gained + 1) / n
     middle = lost_share - gained_share
-    return middle + Z * math.sqrt((lost_share + gained_share - middle**2) / n)
+    return middle + _Z * math.sqrt((lost_share + gained_share - middle**2) / n)
 
 
 def better_by_chance(gained: int, lost: int) -> float:

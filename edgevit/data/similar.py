@@ -21,12 +21,12 @@ from edgevit.data.sources import Part, Reference
 from edgevit.progress import Progress
 from edgevit.records.pictures import UNREADABLE, eight_bit, open_picture
 
-SIDE = 8
-NEAR = 6  # bits of 64 that may differ
+_SIDE = 8
+_NEAR = 6  # bits of 64 that may differ
 _LOOKED_AT = 100  # held-out images at most, each compared with two: 1 s for JPEGs of 640 x 480, 9 s for 12 megapixels
 SHARE, CHANCE = 0.1, 0.01  # share of these that must resemble a neighbour, and the significance level
 
-Parts = Mapping[Part, Sequence[Reference]]
+_Parts = Mapping[Part, Sequence[Reference]]
 
 
 @lru_cache(maxsize=4096)
@@ -36,18 +36,18 @@ def difference_hash(path: str) -> int | None:
         with open_picture(path) as image:
             image.draft("L", (64, 64))  # JPEG only: an eighth of the work
             image.load()
-            small = eight_bit(image).convert("L").resize((SIDE + 1, SIDE), Image.Resampling.BOX)
+            small = eight_bit(image).convert("L").resize((_SIDE + 1, _SIDE), Image.Resampling.BOX)
     except UNREADABLE:
         return None
     values = small.tobytes()
-    rows = [values[i : i + SIDE + 1] for i in range(0, len(values), SIDE + 1)]
+    rows = [values[i : i + _SIDE + 1] for i in range(0, len(values), _SIDE + 1)]
     brighter = [a < b for row in rows for a, b in pairwise(row)]
     return sum(bit << place for place, bit in enumerate(brighter))
 
 
 def _near(first: Reference, second: Reference) -> bool:
     a, b = difference_hash(str(first)), difference_hash(str(second))
-    return a is not None and b is not None and (a ^ b).bit_count() <= NEAR
+    return a is not None and b is not None and (a ^ b).bit_count() <= _NEAR
 
 
 def _by_number(reference: Reference) -> list[tuple[int, str]]:
@@ -56,7 +56,7 @@ def _by_number(reference: Reference) -> list[tuple[int, str]]:
 
 
 def neighbours_across(
-    classes: Sequence[Parts], held_out: Sequence[Part]
+    classes: Sequence[_Parts], held_out: Sequence[Part]
 ) -> Iterator[tuple[Reference, Reference, Reference]]:
     """Yield held-out images, each with a training image next to it by name, and with another one of its class."""
     for parts in classes:
@@ -77,7 +77,7 @@ def _together(first: Reference, second: Reference) -> bool:
     return PurePath(str(first)).parent == PurePath(str(second)).parent
 
 
-def warn_of_recordings(classes: Sequence[Parts], held_out: Sequence[Part], progress: Progress) -> None:
+def warn_of_recordings(classes: Sequence[_Parts], held_out: Sequence[Part], progress: Progress) -> None:
     """Warn if images that were held out one by one resemble their neighbours by name, which are trained on."""
     candidates = list(neighbours_across(classes, held_out))
     if not candidates:

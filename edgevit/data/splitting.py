@@ -20,7 +20,7 @@ from edgevit.errors import DataError, OptionError
 
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 _TEST_FRACTION = 0.2  # split off if the data has no test part
-FOLDER = "folder"  # the rule by which the folders below a class folder are groups
+_FOLDER = "folder"  # the rule by which the folders below a class folder are groups
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Splitting:
     source: ImageSource
     validation_fraction: float
     seed: int
-    group_by: str | None = None  # FOLDER, or a regular expression that is searched in names below the class folder
+    group_by: str | None = None  # _FOLDER, or a regular expression that is searched in names below the class folder
 
     def __post_init__(self) -> None:
         """Raise OptionError if the rule is not a regular expression, or images have no names."""
@@ -41,12 +41,12 @@ class Splitting:
             return
         if not isinstance(self.source, Images):
             raise OptionError("--group-by is for folders of images; these images have no names")
-        if self.group_by != FOLDER:
+        if self.group_by != _FOLDER:
             try:
                 re.compile(self.group_by)
             except re.error as error:
                 raise OptionError(
-                    f"--group-by {self.group_by} is no regular expression ({error}); try '^[^_]+', or {FOLDER}"
+                    f"--group-by {self.group_by} is no regular expression ({error}); try '^[^_]+', or {_FOLDER}"
                 ) from error
 
     @property
@@ -112,7 +112,7 @@ class Splitting:
         root, groups = str(self.source.parts["train"][name]), dict[str, list[Reference]]()
         for image in images:
             below = os.path.relpath(str(image), root)
-            if self.group_by == FOLDER:
+            if self.group_by == _FOLDER:
                 key = f"{name}/{os.path.dirname(below)}"
             elif (match := re.search(self.group_by, below)) is not None:
                 key = match[1] if match.re.groups and match[1] is not None else match[0]

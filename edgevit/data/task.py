@@ -40,7 +40,7 @@ from edgevit.records.reading import Reading, transform_settings
 from edgevit.records.tokenizer import text_encoder
 
 # DeiT's, but for draws above a magnitude of 9: at 10 timm posterises to 0 bits, which Pillow refuses.
-RANDAUGMENT = "rand-m9-mstd0.5-mmax9-inc1"
+_RANDAUGMENT = "rand-m9-mstd0.5-mmax9-inc1"
 
 
 def evaluation_transform(preprocessing: Mapping[str, Any]) -> Any:
@@ -69,7 +69,7 @@ def training_transform(preprocessing: Mapping[str, Any], augment: Augment) -> An
         return evaluation_transform(preprocessing)
     settings = {k: preprocessing[k] for k in ("input_size", "interpolation", "mean", "std")}
     if augment == "deit":
-        return create_transform(**settings, is_training=True, color_jitter=None, auto_augment=RANDAUGMENT)
+        return create_transform(**settings, is_training=True, color_jitter=None, auto_augment=_RANDAUGMENT)
     return create_transform(
         **settings,
         is_training=True,

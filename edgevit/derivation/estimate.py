@@ -19,7 +19,7 @@ from edgevit.network.network import Network
 from edgevit.progress import rounded_duration
 from edgevit.train.compute import Compute
 
-TIMED = 8  # images; the first batch of them only warms up
+_TIMED = 8  # images; the first batch of them only warms up
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def image_seconds(network: Network, images: Split, compute: Compute) -> tuple[fl
         return monotonic() - began
 
     began = monotonic()
-    batch, _ = next(iter(images.subset(TIMED).batches(TIMED)))
+    batch, _ = next(iter(images.subset(_TIMED).batches(_TIMED)))
     read = monotonic() - began
     with torch.inference_mode(), compute.accelerator.autocast():
         batch = batch.to(compute.device)

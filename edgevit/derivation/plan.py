@@ -33,7 +33,7 @@ from edgevit.records.writing import write_whole, writing
 from edgevit.train.state import reading_state, save_tensors
 from edgevit.version import written_by
 
-MOMENTS = "plan.safetensors"  # beside the plan of an unfinished run
+_MOMENTS = "plan.safetensors"  # beside the plan of an unfinished run
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ def save_plan(plan: Plan, method: str, folder: Path) -> None:
             tensors |= {f"embed.{i}.weight": decode.weight, f"embed.{i}.bias": decode.bias}
     decided = DecidedStep(**vars(plan.record(method)), edgevit=written_by())
     with writing(folder):
-        save_tensors(folder / MOMENTS, {name: t for name, t in tensors.items() if t is not None})
+        save_tensors(folder / _MOMENTS, {name: t for name, t in tensors.items() if t is not None})
         write_whole(folder / PLAN, DECIDED_KIND.text(decided))  # last: one that exists is complete
 
 
@@ -307,8 +307,8 @@ def load_plan(folder: Path) -> Plan | None:
     if not (folder / PLAN).is_file():
         return None
     plan = planned(DECIDED_KIND.read(folder / PLAN))
-    with reading_state(folder / MOMENTS):
-        moments = load_file(folder / MOMENTS)
+    with reading_state(folder / _MOMENTS):
+        moments = load_file(folder / _MOMENTS)
     blocks = []
     for block in plan.blocks:
         a = block.attention

@@ -35,8 +35,8 @@ from edgevit.train.settings import TEACHING, Training
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 from edgevit.train.validation import Keep
 
-SENSITIVITY_IMAGES = 128  # on which the sensitivities of tokens are measured
-FINETUNED = "finetuned"
+_SENSITIVITY_IMAGES = 128  # on which the sensitivities of tokens are measured
+_FINETUNED = "finetuned"
 
 
 @dataclass
@@ -119,7 +119,7 @@ def finetuned_base(problem: Problem) -> Network:
     """
     network, file = bare_copy(problem.network), _finetuned_file(problem)
     if not file.is_file():  # else it was trained before: as the baseline, or before an interruption
-        tensors = problem.cache.tensors(FINETUNED, _finetuned_key(problem), lambda: _finetune(network, problem))
+        tensors = problem.cache.tensors(_FINETUNED, _finetuned_key(problem), lambda: _finetune(network, problem))
         if problem.compute.is_main:
             save_tensors(file, tensors)
         problem.compute.wait()
@@ -131,11 +131,11 @@ def finetuned_base(problem: Problem) -> Network:
 
 def has_finetuned_base(problem: Problem) -> bool:
     """Whether `finetuned_base` is trained already."""
-    return _finetuned_file(problem).is_file() or problem.cache.has(FINETUNED, _finetuned_key(problem))
+    return _finetuned_file(problem).is_file() or problem.cache.has(_FINETUNED, _finetuned_key(problem))
 
 
 def _finetuned_file(problem: Problem) -> Path:
-    return problem.folder / f"{FINETUNED}-base.safetensors"
+    return problem.folder / f"{_FINETUNED}-base.safetensors"
 
 
 def _finetuned_key(problem: Problem) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def distillation_for(
     if training.token_weighting == "alike" or not training.token_weight:
         by_token = None
     elif by_token is None:
-        images, seed = problem.task.train.subset(SENSITIVITY_IMAGES), training.seed
+        images, seed = problem.task.train.subset(_SENSITIVITY_IMAGES), training.seed
         with problem.stopwatch.stage("sensitivity"):
             by_token = token_sensitivities(problem.network, images, problem.passes, seed=seed)
     encode = None if embed is None else embed.encode

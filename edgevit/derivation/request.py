@@ -39,19 +39,19 @@ from edgevit.train.settings import Training
 
 D = TypeVar("D", bound="Deriving")
 
-HEADS = ("subset", "full")
-STARTS = ("base", "finetuned", "better")
-TOKEN_OUTPUTS: Mapping[str, TokenOutput] = {
+_HEADS = ("subset", "full")
+_STARTS = ("base", "finetuned", "better")
+_TOKEN_OUTPUTS: Mapping[str, TokenOutput] = {
     "features:patches": "patches", "features:class,patches": "class,patches",
 }  # fmt: skip
-OUTPUTS = ("classes", "features", *TOKEN_OUTPUTS, "map", "map:foreground", "map:classes", "boxes")
-NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
+OUTPUTS = ("classes", "features", *_TOKEN_OUTPUTS, "map", "map:foreground", "map:classes", "boxes")
+_NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
 
 
 METHOD = f"{', '.join(own_method_names())}, or a baseline: {', '.join(baseline_names())}; see edgevit methods."
 OUT = Option("Model folder to write. It must not exist yet.", OUTPUT, metavar="FOLDER", common=True)
-OVERWRITE = Option("Replace the folder of --out once the new model is complete.", OUTPUT)
-ValidationFraction = Annotated[
+_OVERWRITE = Option("Replace the folder of --out once the new model is complete.", OUTPUT)
+_ValidationFraction = Annotated[
     float,
     Option("Share of the training images to hold out for validation, where the data has no validation part.", DATA),
 ]
@@ -60,17 +60,17 @@ DeriveFrom = Annotated[
     str,
     Option("Network to prune: base, finetuned, or better (the one with the lower validation loss).", TRAINING),
 ]
-AcceptWeakBase = Annotated[
+_AcceptWeakBase = Annotated[
     bool,
     Option(
         "Continue although the base's accuracy is near chance, or several classes do not match their outputs.", DATA
     ),
 ]
-AcceptPreprocessing = Annotated[
+_AcceptPreprocessing = Annotated[
     bool,
     Option("Continue with the current preprocessing although the base is more accurate with another.", DATA),
 ]
-RESUME = "Continue an interrupted {} from its last saved step."
+_RESUME = "Continue an interrupted {} from its last saved step."
 BASE_TRAINING = ("steps", "batch_size", "lr", "precision", "augment", "device", "workers", "seed")
 BASE_STEPS = (
     "Number of optimiser steps that train the base on the classes; the result is kept if its validation loss is lower."
@@ -114,7 +114,7 @@ def puts_out_features(output: str) -> bool:
 
 def tokens_of_output(output: str) -> TokenOutput | None:
     """The tokens whose features an output is; None: pooled ones, or no features."""
-    return TOKEN_OUTPUTS.get(str(output).partition("@")[0])
+    return _TOKEN_OUTPUTS.get(str(output).partition("@")[0])
 
 
 def depths_of(output: str) -> tuple[int, ...]:
@@ -124,7 +124,7 @@ def depths_of(output: str) -> tuple[int, ...]:
         OptionError: they are no ascending numbers, or of no tokens.
     """
     kind, at, numbers = str(output).partition("@")
-    if not at or kind not in ("features", *TOKEN_OUTPUTS):
+    if not at or kind not in ("features", *_TOKEN_OUTPUTS):
         return ()
     depths = tuple(int(number) for number in numbers.split(",")) if re.fullmatch(r"\d{1,4}(,\d{1,4})*", numbers) else ()
     if kind == "features" or not depths or depths[0] < 1 or sorted({*depths}) != list(depths):
@@ -173,17 +173,17 @@ class BaseRequest(BaseOptions):
     new_head: NewHead = False
     output: OutputOption = OUTPUTS[0]
     # How images are split and read, for the check of the base and for a head that is fitted.
-    validation_fraction: ValidationFraction = 0.1
+    validation_fraction: _ValidationFraction = 0.1
     group_by: GroupBy = None
     skip_bad_images: SkipBadImages = False
-    accept_weak_base: AcceptWeakBase = False
-    accept_preprocessing: AcceptPreprocessing = False
+    accept_weak_base: _AcceptWeakBase = False
+    accept_preprocessing: _AcceptPreprocessing = False
     training: Annotated[Training, Nested(only=BASE_TRAINING, help={"steps": BASE_STEPS})] = field(
         default_factory=lambda: Training(steps=0)
     )
     cache: Cache = True
-    resume: Annotated[bool, Option(RESUME.format("training"), OUTPUT)] = False
-    overwrite: Annotated[bool, OVERWRITE] = False
+    resume: Annotated[bool, Option(_RESUME.format("training"), OUTPUT)] = False
+    overwrite: Annotated[bool, _OVERWRITE] = False
     checked: bool = False  # a derivation with these options has checked the base
 
     @property
@@ -228,11 +228,11 @@ class Request(BaseOptions):
     classes: Classes = None
     base_classes: BaseClasses = None
     new_head: NewHead = False
-    validation_fraction: ValidationFraction = 0.1
+    validation_fraction: _ValidationFraction = 0.1
     group_by: GroupBy = None
     skip_bad_images: SkipBadImages = False
-    accept_weak_base: AcceptWeakBase = False
-    accept_preprocessing: AcceptPreprocessing = False
+    accept_weak_base: _AcceptWeakBase = False
+    accept_preprocessing: _AcceptPreprocessing = False
     shape: Annotated[
         str,
         Option(
@@ -316,12 +316,12 @@ class SupernetRequest(Request):
             },
         ),
     ] = field(default_factory=Training)
-    resume: Annotated[bool, Option(RESUME.format("training"), OUTPUT, common=True)] = False
-    overwrite: Annotated[bool, OVERWRITE] = False
+    resume: Annotated[bool, Option(_RESUME.format("training"), OUTPUT, common=True)] = False
+    overwrite: Annotated[bool, _OVERWRITE] = False
 
     def check(self) -> None:
         """Refuse a request that cannot be carried out; `edgevit.supernet` lists the errors."""
-        make_budget(NO_LIMIT, NO_LIMIT, rate=self.rate)
+        make_budget(_NO_LIMIT, _NO_LIMIT, rate=self.rate)
         self._check_out(resume=self.resume, overwrite=self.overwrite)
         if self.training.teacher == "finetuned":
             raise OptionError("--teacher finetuned is for a derivation; a super-network takes restricted or none")
@@ -411,8 +411,8 @@ class Deriving(Request):
         Option("False-rejection rate used to calibrate the `other` threshold.  [default: no threshold]", DATA),
     ] = None
     cache: Cache = True
-    resume: Annotated[bool, Option(RESUME.format("derivation"), OUTPUT, common=True)] = False
-    overwrite: Annotated[bool, OVERWRITE] = False
+    resume: Annotated[bool, Option(_RESUME.format("derivation"), OUTPUT, common=True)] = False
+    overwrite: Annotated[bool, _OVERWRITE] = False
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -459,8 +459,8 @@ class Deriving(Request):
             "--augment deit": self.training.augment == "deit",
             "--reject": self.reject is not None,
             "--finetune-base": self.finetune_base and not boxes,
-            "--derive-from": self.derive_from != STARTS[0] and not boxes,
-            "--head full": self.head != HEADS[0],
+            "--derive-from": self.derive_from != _STARTS[0] and not boxes,
+            "--head full": self.head != _HEADS[0],
             f"--teacher {self.training.teacher}": self.training.teacher not in (None, "restricted") and not boxes,
             f"--teacher-weight {weight}": weight not in (None, 1) and not boxes,
         }
@@ -538,8 +538,8 @@ class DeriveRequest(Deriving):
         if self.data is None and self.needs_images():
             raise OptionError("--data is missing; only a slice of a super-network that is not trained needs no images")
         self.check_budget()
-        if self.head not in HEADS:
-            raise UnknownNameError("head", self.head, HEADS)
+        if self.head not in _HEADS:
+            raise UnknownNameError("head", self.head, _HEADS)
         if self.reject is not None:
             check_number("--reject", self.reject, "(0, 1)", "try 0.05")
         # A jobs file has no key for overwriting, so that its jobs cannot ask for it.
@@ -549,8 +549,8 @@ class DeriveRequest(Deriving):
 
     def _check_start(self) -> None:
         """Refuse a wrong choice of the network to cut."""
-        if self.derive_from not in STARTS:
-            raise UnknownNameError("network to derive from", self.derive_from, STARTS)
+        if self.derive_from not in _STARTS:
+            raise UnknownNameError("network to derive from", self.derive_from, _STARTS)
         if self.derive_from != "base" and describe(self.method).slices:
             raise OptionError(
                 f"--derive-from {self.derive_from} trains a base, and --method {self.method} slices a super-network; "
@@ -583,7 +583,7 @@ class DeriveRequest(Deriving):
             if self.measured is not None:
                 refuse_linear(self.method, self.measured)
             table = None if self.cost_table is None else load_cost_table(self.cost_table)
-        make_budget(NO_LIMIT, NO_LIMIT, **self.budget(), table=table)
+        make_budget(_NO_LIMIT, _NO_LIMIT, **self.budget(), table=table)
 
     def budget(self) -> dict[str, Any]:
         """The budgets by name; exactly one is not None."""

@@ -39,7 +39,7 @@ from edgevit.records.engine import EngineAccuracy, EngineClassAccuracy
 from edgevit.records.writing import file_sha256, writing
 
 _COARSE = 0.15  # classes that may lose a larger share before the gate fails are reported
-BATCH = 32
+_BATCH = 32
 
 
 class JudgingImages(Protocol):
@@ -191,7 +191,7 @@ def take_sample(judging: Judging, reference: Path, path: Path, progress: Progres
     model, output = OnnxModel(reference), judging.output
     labels, expected, probabilities = list[int](), list[Tensor](), list[Tensor]()
     with writing(path), path.open("wb") as file, progress.stage("classify here", len(judging.split), "image") as stage:
-        for images, truth in _rounded(judging.split.batches(BATCH, workers), file):
+        for images, truth in _rounded(judging.split.batches(_BATCH, workers), file):
             outputs = model.predict(images)
             expected.append(output.answers(outputs))
             if isinstance(output, Logits):

@@ -10,7 +10,7 @@ from edgevit.errors import OptionError
 from edgevit.exporting.request import GateTolerances
 from edgevit.request import ENGINE, Nested, Option
 
-LEVELS = range(6)
+_LEVELS = range(6)
 MIB = 1 << 20
 MOST_IMAGES = 1000  # of one job on the board, where they are a file
 MOST_OUTPUTS = 1 << 26  # values of one job on the board, 256 MB in fp32
@@ -74,7 +74,7 @@ class EngineOptions:
                 f"--batches {least},{chosen},{most} does not ascend from 1; give the smallest, the optimal and the "
                 f"largest, such as 1,1,8"
             )
-        if self.optimization_level is not None and self.optimization_level not in LEVELS:
+        if self.optimization_level is not None and self.optimization_level not in _LEVELS:
             raise OptionError(f"--optimization-level {self.optimization_level} is not one of 0 to 5; 3 is usual")
         if self.workspace_bytes is not None and self.workspace_bytes < 1:
             raise OptionError(f"--workspace is {self.workspace_bytes}: it must be at least 1")

@@ -15,7 +15,7 @@ from edgevit.records.writing import file_sha256
 
 OPSET = 20  # default of an export
 
-Write = Callable[[Path, str, int], None]  # write an ONNX file in a precision and an opset
+_Write = Callable[[Path, str, int], None]  # write an ONNX file in a precision and an opset
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def built_from(tensorrt: TensorRT, precision: str) -> tuple[str, int]:
 def place_unjudged(
     board: Board,
     file: Path,
-    write: Write,
+    write: _Write,
     *,
     precision: str,
     progress: Progress,

@@ -14,9 +14,9 @@ from edgevit.exporting.graph import INPUT
 from edgevit.exporting.halving import FLOAT, HALF
 from edgevit.exporting.session import DTYPES, open_session, runtime_boundary
 
-WEIGHTS = (FLOAT, HALF, ir.DataType.INT8)
+_WEIGHTS = (FLOAT, HALF, ir.DataType.INT8)
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
-Shape = tuple[int, ...]
+_Shape = tuple[int, ...]
 
 
 def count_macs(path: Path, images: Any) -> int:
@@ -31,7 +31,7 @@ def count_macs(path: Path, images: Any) -> int:
     return sum(_macs(node, next(shapes), next(shapes), next(shapes)) for node in products) // len(images)
 
 
-def _shapes(model: ir.Model, path: Path, images: Any, values: list[ir.Value | None]) -> Iterator[Shape]:
+def _shapes(model: ir.Model, path: Path, images: Any, values: list[ir.Value | None]) -> Iterator[_Shape]:
     """The shapes of values of the graph in a run."""
     nodes = [ir.node("Shape", [value]) for value in values]
     model.graph.outputs.clear()
@@ -49,7 +49,7 @@ def _shapes(model: ir.Model, path: Path, images: Any, values: list[ir.Value | No
     yield from (tuple(map(int, shape)) for shape in shapes)
 
 
-def _macs(node: ir.Node, first: Shape, second: Shape, out: Shape) -> int:
+def _macs(node: ir.Node, first: _Shape, second: _Shape, out: _Shape) -> int:
     """The MACs of a node by the shapes of its first two inputs and of its output."""
     if node.op_type == "ConvTranspose":
         return math.prod(first) * math.prod(second[1:])
@@ -69,4 +69,4 @@ def count_params(path: Path) -> int:
     """The number of constants in floating point or INT8: the parameters, where constants are folded."""
     values = ir.load(path).graph.initializers.values()
     return sum(value.const_value.size for value in values
-               if value.dtype in WEIGHTS and value.const_value is not None)  # fmt: skip
+               if value.dtype in _WEIGHTS and value.const_value is not None)  # fmt: skip

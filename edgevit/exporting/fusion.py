@@ -15,7 +15,7 @@ from edgevit.errors import ExportError
 from edgevit.records.export import Fusion
 
 FUSED_KERNEL = re.compile(rb"function=\{ name=_gemm_mha")
-TARGET = "SM 8.6"
+_TARGET = "SM 8.6"
 _PROXY = "a proxy for Orin (SM 8.7): the same GPU generation, another release of the compiler"
 _LARGEST_DYNAMIC_BATCH = 8
 
@@ -87,7 +87,7 @@ def count_fused(path: Path, *, blocks: int, expected: int, imported: bool = Fals
     import tensorrt_rtx as trt
 
     fused = len(FUSED_KERNEL.findall(memoryview(build_plan(path, imported=imported))))
-    return Fusion(fused, blocks, expected, "TensorRT-RTX", str(trt.__version__), TARGET, _PROXY)
+    return Fusion(fused, blocks, expected, "TensorRT-RTX", str(trt.__version__), _TARGET, _PROXY)
 
 
 def fusion_remark(fusion: Fusion, *, imported: bool = False) -> str | None:

@@ -20,7 +20,7 @@ from edgevit.progress import Progress
 from edgevit.records.export import AccuracyCheck, FileAccuracy, Parity
 from edgevit.records.precisions import precision_of
 
-Predict = Callable[[Tensor], Tensor]
+_Predict = Callable[[Tensor], Tensor]
 
 # Operators of a decomposed Vision Transformer, all in TensorRT 8.5 and later. Excluded: Attention, which JetPack's
 # parsers lack, and Cast, which splits fused kernels and is allowed only around modules in fp32.
@@ -89,7 +89,7 @@ def _check_finite(output: Output, precision: str, outputs: Tensor) -> None:
 
 
 def check_parity(
-    output: Output, precision: str, reference: Tensor, predict: Predict, images: Tensor, source: str, tolerance: float
+    output: Output, precision: str, reference: Tensor, predict: _Predict, images: Tensor, source: str, tolerance: float
 ) -> Parity:
     """Compare the outputs of a file with those of the model on a few arbitrary images.
 
@@ -118,8 +118,8 @@ def check_parity(
 
 
 def check_accuracy(
-    reference: Predict,
-    files: Mapping[str, Predict],
+    reference: _Predict,
+    files: Mapping[str, _Predict],
     judging: Judging,
     tolerances: Tolerances,
     *,

@@ -31,7 +31,7 @@ from edgevit.records.precisions import FP32
 
 INPUT, IDS = "images", "ids"  # of images, and of texts
 PROTOBUF_LIMIT_BYTES = 2_000_000_000  # limit of a protobuf message; larger models have an external file of weights
-NATIVE_OPSET = 18  # oldest operator set of torch's exporter
+_NATIVE_OPSET = 18  # oldest operator set of torch's exporter
 _NATIVE_LAYER_NORM = 17  # the first operator set with LayerNormalization
 _OLD_IR_VERSION = 8  # of ONNX with these operator sets, which old parsers read
 _BEYOND = np.iinfo(np.int64).max  # after the last dimension of any shape
@@ -203,7 +203,7 @@ def trace(network: Network, *, input_size: tuple[int, ...], batch: Batch, opset:
             network.module,
             (images,),
             dynamo=True,
-            opset_version=max(opset, NATIVE_OPSET),
+            opset_version=max(opset, _NATIVE_OPSET),
             input_names=[IDS if texts else INPUT],
             output_names=names,
             dynamic_shapes=({0: torch.export.Dim("batch")},) if batch == "dynamic" else None,
@@ -211,7 +211,7 @@ def trace(network: Network, *, input_size: tuple[int, ...], batch: Batch, opset:
             verbose=False,
         )
         assert program is not None  # None only from torch's older exporter
-        if opset < NATIVE_OPSET:
+        if opset < _NATIVE_OPSET:
             _lower(program.model, opset)
         plain_shapes(program.model.graph)
         _name_nodes(program.model, network.module)

@@ -21,7 +21,7 @@ from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import DERIVATION, SPEC
 from edgevit.records.release import ReleaseFacts
 
-NAMED = 4  # classes in a message
+_NAMED = 4  # classes in a message
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _open_data(
         foreign and classes is None and subject.rejection is None
     ):  # a model with a rejection rule is evaluated on them, too
         number = "1 class" if len(foreign) == 1 else f"{len(foreign)} classes"
-        few = f"{', '.join(map(repr, foreign[:NAMED]))}{', ...' if len(foreign) > NAMED else ''}"
+        few = f"{', '.join(map(repr, foreign[:_NAMED]))}{', ...' if len(foreign) > _NAMED else ''}"
         progress.note(f"not used: {number} of the data that the model does not have ({few})")
     return task
 

@@ -53,9 +53,9 @@ from edgevit.records.writing import file_sha256, new_folder
 from edgevit.version import written_by
 
 Target = TypeVar("Target", bound=FilesRequest)
-TOLERANCE = 1e-4  # relative L2 error of the imported file against the original
+_TOLERANCE = 1e-4  # relative L2 error of the imported file against the original
 _ROUNDED_TOLERANCE = 2e-2  # the same for a file that rounds: ONNX Runtime may fuse its nodes in another order
-OUTPUT = Logits.noun
+_OUTPUT = Logits.noun
 _WRITER = "edgevit_version"  # metadata key of files that edgevit wrote
 
 
@@ -81,9 +81,9 @@ def simplified(file: Path, model: onnx.ModelProto, shape: list[int | str]) -> ir
     plain_shapes(graph)
     ends = (graph.inputs[0], graph.outputs[0])
     for value in (*graph.initializers.values(), *(v for node in graph for v in node.outputs)):
-        if value.name in (INPUT, OUTPUT) and value not in ends:
+        if value.name in (INPUT, _OUTPUT) and value not in ends:
             value.name = f"{value.name}.inner"
-    graph.inputs[0].name, graph.outputs[0].name = INPUT, OUTPUT
+    graph.inputs[0].name, graph.outputs[0].name = INPUT, _OUTPUT
     changed.metadata_props.clear()
     return changed
 
@@ -231,7 +231,7 @@ def import_file(
         progress.note(f"{file} is in bfloat16: imported in fp32 with the same weights")
     if (precision := precision_in(model)) != FP32.name:
         progress.note(f"{file} is in {precision}: exported, judged and built as it is")
-    tolerance = _ROUNDED_TOLERANCE if widened or precision != FP32.name else TOLERANCE
+    tolerance = _ROUNDED_TOLERANCE if widened or precision != FP32.name else _TOLERANCE
     interface = read_interface(file, model.graph)
     batch = resolve_batch(file, interface.batch, request.batch)
     metadata = {entry.key: entry.value for entry in model.metadata_props}

@@ -26,11 +26,11 @@ from edgevit.network.output import Logits, Output
 from edgevit.progress import Progress
 from edgevit.records.export import Batch, Quantisation, QuantisedLayer, QuantisedStep
 
-LEAST_IMAGES = 16  # to calibrate on
-SENSITIVITY_IMAGES = 32
-JUDGED_IMAGES = 500  # as of an engine
+_LEAST_IMAGES = 16  # to calibrate on
+_SENSITIVITY_IMAGES = 32
+_JUDGED_IMAGES = 500  # as of an engine
 MOST_VALUES = 1 << 28  # of the outputs of all judged images: 1 GB in fp32
-BATCH = 16
+_BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def predicted(model: ir.Model, images: Sequence[Tensor]) -> Tensor:
 
 def _batches(split: Split, batch: Batch) -> list[tuple[Tensor, Tensor]]:
     """Images in batches that the graph takes."""
-    size = BATCH if batch == "dynamic" else batch
+    size = _BATCH if batch == "dynamic" else batch
     return [pair for pair in split.batches(size) if batch == "dynamic" or len(pair[0]) == size]
 
 
@@ -111,15 +111,15 @@ def calibrated(
     with progress.stage("calibrate INT8"):
         split = judging.task.calibration(calibration.images)
         images = [batch_images for batch_images, _ in _batches(split, batch)]
-        if (count := sum(map(len, images))) < LEAST_IMAGES:
+        if (count := sum(map(len, images))) < _LEAST_IMAGES:
             raise ExportError(
-                f"{count} training images in {judging.data}, and INT8 is calibrated on {LEAST_IMAGES} or more; give "
+                f"{count} training images in {judging.data}, and INT8 is calibrated on {_LEAST_IMAGES} or more; give "
                 "more with --data"
             )
         quantised = quantise(graph.clone(), images, calibration.method)
     shapes = [output.shape[1:] for output in graph.graph.outputs if output.shape is not None]
     values = sum(math.prod(size for size in shape if isinstance(size, int)) for shape in shapes)
-    most = min(JUDGED_IMAGES, max(MOST_VALUES // values, LEAST_IMAGES))
+    most = min(_JUDGED_IMAGES, max(MOST_VALUES // values, _LEAST_IMAGES))
     validation = _batches(judging.task.validation.subset(most), batch)
     held_out = sum(len(pair[0]) for pair in validation)
     pairs = [*validation, *_batches(_other_training(judging.task, split, most - held_out), batch)]
@@ -158,7 +158,7 @@ def _ladder(
     if not passes(0):
         progress.note(f"all linear layers in INT8: {steps[0].failure}; looking for those that cost most")
         losses = sensitivities(
-            quantised, graph, images[: max(SENSITIVITY_IMAGES // len(images[0]), 1)], judge.output, progress
+            quantised, graph, images[: max(_SENSITIVITY_IMAGES // len(images[0]), 1)], judge.output, progress
         )
         order = sorted(losses, key=lambda name: -losses[name])
         low, high = 0, len(order)  # `low` fails, `high` passes, as all is in floating point

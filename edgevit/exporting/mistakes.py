@@ -14,7 +14,7 @@ from edgevit.network.checkpoint import load
 from edgevit.network.output import columns_of
 from edgevit.progress import Progress
 
-BATCH = 32
+_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def mistakes(folder: Path, count: int, progress: Progress, part: str = "validati
     columns = list(columns_of(judging.output))
     batches: list[Tensor] = []
     with progress.stage(f"images of {folder.name}", len(split), "image") as stage, torch.inference_mode():
-        for images, _ in split.batches(BATCH):
+        for images, _ in split.batches(_BATCH):
             batches.append(model(images)[:, columns].softmax(1))
             stage.update(sum(map(len, batches)))
     probability, predicted = torch.cat(batches).max(1)

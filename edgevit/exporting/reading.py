@@ -20,7 +20,7 @@ from edgevit.records.release import refuse_lfs_pointer
 
 _STANDARD_DOMAINS = ("", "ai.onnx")
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
-INTEGER = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")
+_INTEGER = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def check_nodes(file: Path, model: onnx.ModelProto) -> int:
             f"{file} has {', '.join(strange[:3])}, which TensorRT does not support; export the model without the "
             "optimisations of the program that adds them"
         )
-    if integer := sorted({name for _, name in operators if name in INTEGER}):
+    if integer := sorted({name for _, name in operators if name in _INTEGER}):
         raise ExportError(
             f"{file} is quantised by {', '.join(integer)}, which TensorRT does not support; quantise it with "
             f"{' and '.join(QUANTISED)}, or measure it as it is with `edgevit bench {shlex.quote(str(file))}`"

@@ -27,8 +27,8 @@ from edgevit.records.model import TargetClass
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.writing import file_sha256, new_folder
 
-PARTS: tuple[JudgedPart, ...] = ("validation", "test")
-BATCH = 32
+_PARTS: tuple[JudgedPart, ...] = ("validation", "test")
+_BATCH = 32
 NAMES = "id2label in a config.json beside it"  # which names the outputs of a file
 
 
@@ -90,9 +90,9 @@ def _judged(
 ) -> ImportedDocument:
     """The document with the classes and images of the derived models, and the answers to these."""
     classes = _classes(document, file, data, progress)
-    task = reopen(data, document.preprocessing, progress, check=PARTS)
+    task = reopen(data, document.preprocessing, progress, check=_PARTS)
     model, output = OnnxModel(onnx), Logits(tuple(c.base_index for c in classes))
-    answers = {part: _right(model, output, task.part(part), f"{file.name}, {part}", progress) for part in PARTS}
+    answers = {part: _right(model, output, task.part(part), f"{file.name}, {part}", progress) for part in _PARTS}
     test = answers["test"]
     if near_chance(test.right, test.images, len(classes)):
         progress.warn(
@@ -142,7 +142,7 @@ def _assumed_order(file: Path, outputs: int, targets: Sequence[str], data: str) 
 def _right(model: OnnxModel, output: Logits, images: Split, stage: str, progress: Progress) -> RightImages:
     right: list[bool] = []
     with progress.stage(stage, len(images), "image") as shown:
-        for batch, labels in images.batches(BATCH):
+        for batch, labels in images.batches(_BATCH):
             logits = model.predict(batch)
             if not bool(logits.isfinite().all()):
                 raise CheckpointError(f"{model.path} gives logits that are not finite; export it again")

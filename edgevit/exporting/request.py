@@ -27,14 +27,14 @@ from edgevit.request import CHECKS, COMPUTING, DATA, FILES, JUDGING, PREPROCESSI
 from edgevit.train.settings import Workers
 
 Part = Literal["test", "validation"]
-PARTS: tuple[Part, ...] = ("test", "validation")
-PROBES = ("knn", "linear")  # what features are judged by, where there are labels
+_PARTS: tuple[Part, ...] = ("test", "validation")
+_PROBES = ("knn", "linear")  # what features are judged by, where there are labels
 _CROP_MODES = ("center", "squash", "border")
 ONNX, ENGINE = ".onnx", ".engine"  # suffixes of files of whole models
 QUANTISED_OPSET = 19  # QuantizeLinear takes fp16 from here on
 OPSETS = range(17, 21)  # LayerNormalization is new in 17; JetPack 6's parser reads up to 20
 
-Split = Annotated[
+_Split = Annotated[
     str, Option("Part of the images to evaluate on: test or validation.", DATA, name="--split", common=True)
 ]
 
@@ -52,8 +52,8 @@ def _read_probes(text: str, _: Mapping[str, Any]) -> tuple[str, ...]:
     """Read names of probes that are separated by commas."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
-        if name not in PROBES:
-            raise UnknownNameError("probe", name, PROBES)
+        if name not in _PROBES:
+            raise UnknownNameError("probe", name, _PROBES)
     return names
 
 
@@ -251,7 +251,7 @@ class FilesRequest:
     accuracy: Annotated[
         bool, Option("Measure accuracy on images, and the agreement of each file with torch.", DATA, common=True)
     ] = True
-    part: Split = "test"
+    part: _Split = "test"
     max_images: Annotated[
         int | None,
         Option(
@@ -407,7 +407,7 @@ class JudgeRequest(BaseOptions):
     ] = None
     classes: Classes = None
     base_classes: BaseClasses = None
-    part: Split = "test"
+    part: _Split = "test"
     probe: Probe = ()
     seed: Annotated[int | None, Option("Seed of the split into parts.  [default: the model's own, or 42]", DATA)] = None
     group_by: GroupBy = None
@@ -508,8 +508,8 @@ def ready_made_files(files: Path | Sequence[str | Path]) -> list[Path]:
 
 def check_part(part: str) -> None:
     """Raise UnknownNameError if there is no such part to evaluate."""
-    if part not in PARTS:
-        raise UnknownNameError("part of the data", part, PARTS)
+    if part not in _PARTS:
+        raise UnknownNameError("part of the data", part, _PARTS)
 
 
 def _puts_out_classes(model: str | Path) -> bool:

@@ -21,7 +21,7 @@ from edgevit.exporting.linear import Linear, is_own, read_constant, write_consta
 _EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of ranges of inputs and of weights, in a scale
 _HALF_ROUNDING = 2.0**-11  # the largest relative error of a number of fp16
 WORTH = 0.5  # the largest share of the error that may be left where operations are inserted
-PASSED = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather")  # between V and its layer
+_PASSED = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather")  # between V and its layer
 
 
 def rescale(model: ir.Model, layers: Sequence[Linear], inputs: dict[str, Inputs]) -> int:
@@ -155,7 +155,7 @@ def _has_bias(layer: Linear) -> bool:
 def _back(node: ir.Node | None, *operators: str) -> ir.Node | None:
     """The nearest node before this one with such an operator, past those that only move values."""
     while node is not None and node.op_type not in operators:
-        if node.op_type not in PASSED or node.inputs[0] is None:
+        if node.op_type not in _PASSED or node.inputs[0] is None:
             return None
         node = node.inputs[0].producer()
     return node

@@ -9,7 +9,7 @@ from edgevit.exporting.calibrating import STEPS, Inputs, halves
 from edgevit.exporting.linear import Linear, read_constant, write_constant
 
 _DAMPING = 0.01  # of a layer's moments, relative to their mean diagonal
-BLOCK = 128
+_BLOCK = 128
 
 
 def weight_steps(weight: Tensor) -> Tensor:
@@ -34,14 +34,14 @@ def round_weight(weight: Tensor, steps: Tensor, inputs: Inputs | None) -> Tensor
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(moments))
     factor = torch.linalg.cholesky(inverse, upper=True).to(weight.dtype)
     remaining, result = weight[order].clone(), torch.empty_like(weight)
-    for start in range(0, len(remaining), BLOCK):
-        part, block = remaining[start : start + BLOCK], factor[start : start + BLOCK, start : start + BLOCK]
+    for start in range(0, len(remaining), _BLOCK):
+        part, block = remaining[start : start + _BLOCK], factor[start : start + _BLOCK, start : start + _BLOCK]
         errors = torch.empty_like(part)
         for i in range(len(part)):
             result[start + i] = round_weight(part[i], steps, None)
             errors[i] = (part[i] - result[start + i]) / block[i, i]
             part[i:] -= torch.outer(block[i, i:], errors[i])
-        remaining[start + BLOCK :] -= factor[start : start + BLOCK, start + BLOCK :].mT @ errors
+        remaining[start + _BLOCK :] -= factor[start : start + _BLOCK, start + _BLOCK :].mT @ errors
     unordered = torch.empty_like(result)
     unordered[order] = result
     return unordered

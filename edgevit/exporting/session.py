@@ -23,10 +23,10 @@ from edgevit.records.export import Batch
 from edgevit.records.release import refuse_lfs_pointer
 
 T = TypeVar("T")
-READER = Reader(CheckpointError, hint="export the model again")
+_READER = Reader(CheckpointError, hint="export the model again")
 _INPUT_LIMIT_BYTES = 4 << 30
 OUTPUT_KIND = "output"  # metadata key of files whose output is not logits
-LEVELS = '"boxes"'  # its value where each level of a detector's pyramid is an output
+_LEVELS = '"boxes"'  # its value where each level of a detector's pyramid is an output
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
 
 
@@ -52,7 +52,7 @@ def refuse_huge(path: Path, shape: Sequence[int]) -> None:
 
 
 # ONNX Runtime 1.23, but not 1.31, fails in it on an fp16 file with a decomposed LayerNorm in fp32.
-BROKEN_FUSION = "SimplifiedLayerNormFusion"
+_BROKEN_FUSION = "SimplifiedLayerNormFusion"
 
 
 def open_session(model: Path | bytes, provider: tuple[str, dict[str, Any]] = ("CPUExecutionProvider", {})) -> Any:
@@ -61,7 +61,7 @@ def open_session(model: Path | bytes, provider: tuple[str, dict[str, Any]] = ("C
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # fatal errors only
     source = model if isinstance(model, bytes) else str(model)
-    return runtime.InferenceSession(source, options, providers=[provider], disabled_optimizers=[BROKEN_FUSION])
+    return runtime.InferenceSession(source, options, providers=[provider], disabled_optimizers=[_BROKEN_FUSION])
 
 
 def _failures() -> tuple[type[Exception], ...]:
@@ -144,7 +144,7 @@ class OnnxModel:
         self.path = path
         inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
         self.metadata: dict[str, str] = dict(self.session.get_modelmeta().custom_metadata_map)
-        self.of_levels = self.metadata.get(OUTPUT_KIND) == LEVELS
+        self.of_levels = self.metadata.get(OUTPUT_KIND) == _LEVELS
         if len(inputs) != 1 or (len(outputs) != 1 and not self.of_levels):
             several = f" --output-name {shlex.quote(outputs[0].name)}" if len(outputs) > 1 else ""
             raise CheckpointError(
@@ -180,7 +180,7 @@ class OnnxModel:
                 f"{self.path} has no {key!r} in its metadata, so edgevit did not write it; make a folder of it with "
                 f"`edgevit export {shlex.quote(str(self.path))} --out DIR`, and give that"
             )
-        return READER.parse(self.metadata[key], kind, f"{self.path}, {key!r} in its metadata,")
+        return _READER.parse(self.metadata[key], kind, f"{self.path}, {key!r} in its metadata,")
 
     def predict(self, images: Tensor) -> Tensor:
         """Outputs [B, ...] of images [B, C, H, W], in float32 on the CPU; all levels of a pyramid [B, values]."""

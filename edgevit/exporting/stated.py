@@ -17,14 +17,14 @@ from edgevit.records.reading import READING
 from edgevit.records.release import PARTS as NEEDED
 from edgevit.records.release import READER, ReleaseFacts
 
-PARTS = (*NEEDED, *READING)
-OPTIONS = {part: f"--{part.replace('_', '-')}" for part in PARTS}
-EXAMPLES = {"input_size": "3x224x224", "interpolation": "bicubic", "mean": "0.5", "std": "0.5", "crop_pct": "0.9"}
+_PARTS = (*NEEDED, *READING)
+_OPTIONS = {part: f"--{part.replace('_', '-')}" for part in _PARTS}
+_EXAMPLES = {"input_size": "3x224x224", "interpolation": "bicubic", "mean": "0.5", "std": "0.5", "crop_pct": "0.9"}
 
-Values = Mapping[str, Any]
+_Values = Mapping[str, Any]
 
 
-def _of_metadata(metadata: Mapping[str, str]) -> Values:
+def _of_metadata(metadata: Mapping[str, str]) -> _Values:
     try:
         return READER.parse(metadata.get("preprocessing", "{}"), dict[str, Any], "metadata")
     except CheckpointError:
@@ -34,9 +34,9 @@ def _of_metadata(metadata: Mapping[str, str]) -> Values:
 def stated_preprocessing(
     file: Path,
     metadata: Mapping[str, str],
-    options: Values,
+    options: _Values,
     release: ReleaseFacts,
-    of_models: Values = MappingProxyType({}),
+    of_models: _Values = MappingProxyType({}),
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Collect the preprocessing, and the origin of each part of it.
 
@@ -49,7 +49,7 @@ def stated_preprocessing(
     """
     preprocessing: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    sources: list[tuple[str, Values]] = [
+    sources: list[tuple[str, _Values]] = [
         ("given", options),
         (f"by the metadata of {file.name}", _of_metadata(metadata)),
     ]
@@ -58,14 +58,14 @@ def stated_preprocessing(
         sources.append((f"by {name}", parts_of_file))
     sources.append(("as the derived models", of_models))
     for source, parts in sources:
-        for part in PARTS:
+        for part in _PARTS:
             if part not in preprocessing and parts.get(part) is not None:
                 preprocessing[part], origin[part] = parts[part], source
     if "crop_pct" in preprocessing and "crop_mode" not in preprocessing:
         preprocessing["crop_mode"], origin["crop_mode"] = "center", "by default"
     missing = [part for part in NEEDED if part not in preprocessing]
     if missing:
-        examples = [f"{OPTIONS[part]} {EXAMPLES[part]}" for part in missing if part in EXAMPLES]
+        examples = [f"{_OPTIONS[part]} {_EXAMPLES[part]}" for part in missing if part in _EXAMPLES]
         raise OptionError(
             f"the preprocessing of {file.name} is not stated: {', '.join(missing)} missing; give that of its "
             f"training, such as {' '.join(examples)}"

@@ -23,7 +23,7 @@ import onnx_ir as ir
 from edgevit.records.imported import ImportedBlock
 from edgevit.records.model import BlockDims
 
-NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
+_NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
 _PASSING = ("Cast", "Identity", "Dropout", "QuantizeLinear", "DequantizeLinear")
 _MASKING = ("Add", "Sub", "Mul", "Div", "Where", "Reshape", *_PASSING)  # between a product and its softmax
 STEM, HEAD, WHOLE = "patch_embed", "head", "model"
@@ -130,7 +130,7 @@ def _find_norms(flow: Sequence[ir.Node]) -> list[set[ir.Node]]:
     """The nodes of each normalisation, in order."""
     norms = []
     for node in flow:
-        if node.op_type in NORMS:
+        if node.op_type in _NORMS:
             norms.append({node})
         elif node.op_type in ("Sqrt", "Pow") and (nodes := _decomposed_norm(node)):
             norms.append(nodes)

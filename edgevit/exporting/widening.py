@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-FLOAT = onnx.TensorProto.FLOAT
-BFLOAT16 = onnx.TensorProto.BFLOAT16
-TYPED = ("to", "dtype")  # attributes with a type
+_FLOAT = onnx.TensorProto.FLOAT
+_BFLOAT16 = onnx.TensorProto.BFLOAT16
+_TYPED = ("to", "dtype")  # attributes with a type
 
 
 def widen(model: onnx.ModelProto) -> bool:
@@ -23,9 +23,9 @@ def widen(model: onnx.ModelProto) -> bool:
 def _widen_graph(graph: onnx.GraphProto) -> bool:
     changed = [_widen_tensor(weight) for weight in graph.initializer]
     for value in (*graph.input, *graph.output, *graph.value_info):
-        half = value.type.tensor_type.elem_type == BFLOAT16
+        half = value.type.tensor_type.elem_type == _BFLOAT16
         if half:
-            value.type.tensor_type.elem_type = FLOAT
+            value.type.tensor_type.elem_type = _FLOAT
         changed.append(half)
     return any([*changed, _widen_nodes(graph.node)])
 
@@ -34,8 +34,8 @@ def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> bool:
     changed = False
     for node in nodes:
         for attribute in node.attribute:
-            if attribute.name in TYPED and attribute.i == BFLOAT16:
-                attribute.i = FLOAT
+            if attribute.name in _TYPED and attribute.i == _BFLOAT16:
+                attribute.i = _FLOAT
                 changed = True
             elif attribute.type == onnx.AttributeProto.TENSOR:
                 changed |= _widen_tensor(attribute.t)
@@ -45,7 +45,7 @@ def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> bool:
 
 
 def _widen_tensor(tensor: onnx.TensorProto) -> bool:
-    if tensor.data_type != BFLOAT16:
+    if tensor.data_type != _BFLOAT16:
         return False
     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
     return True

@@ -32,7 +32,7 @@ from edgevit.train.settings import Training
 
 EXAMPLE = Path(__file__).with_name("example_jobs.yaml")
 RESULTS = ("results.json", "results.md")  # beside the jobs' folders
-READER = Reader(JobsError, hint="`edgevit derive-many --example` prints one that is good")
+_READER = Reader(JobsError, hint="`edgevit derive-many --example` prints one that is good")
 # Options of `edgevit derive` that say where models are measured.
 PLACE_KEYS = {option.field for option in options_of(MeetRequest)} - {o.field for o in options_of(DeriveRequest)}
 TABLE = (
@@ -166,10 +166,10 @@ def read_jobs(file: str | Path) -> tuple[list[DeriveJob], Layout]:
             number out of range, and the like.
     """
     file = Path(file)
-    content = READER.yaml(file, dict[str, Any])
+    content = _READER.yaml(file, dict[str, Any])
     if place_keys := [key for key in content if key in PLACE_KEYS]:
         raise JobsError(f"{file}: {place_keys[0]} says how models are measured; {TABLE}")
-    layout = READER.checked(content, JobsFile, str(file))
+    layout = _READER.checked(content, JobsFile, str(file))
     try:
         return lay_out(layout, file), layout
     except (OptionError, UnknownNameError) as error:
@@ -247,7 +247,7 @@ def _check_method(layout: Layout, method: MethodEntry, file: Path) -> None:
     for key in training:
         if key not in settings:
             raise UnknownNameError("training setting", key, settings)
-    READER.checked({"training": training}, _Trained, str(file)).training.check()
+    _READER.checked({"training": training}, _Trained, str(file)).training.check()
 
 
 def _check_supernet(layout: Layout, method: MethodEntry, file: Path) -> None:

@@ -20,7 +20,7 @@ from edgevit.request import MEASURING, OUTPUT, SHAPE, Option
 
 ROUNDS = 5  # runs of each stack
 POINTS = 32  # largest number of stacks
-SUFFIXES = (".yaml", ".yml", ".json")
+_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class CostRequest(MeasurementTarget):
         check_number("--rounds", self.rounds, "[2, 2**31)", "one run of each does not tell how sure it is")
         check_number("--points", self.points, COUNT)
         if self.output is not None:
-            if self.output.suffix not in SUFFIXES:
+            if self.output.suffix not in _SUFFIXES:
                 raise OptionError(f"--output {self.output} ends in neither .yaml nor .json; a table is one of these")
             refuse_unwritable(self.output)
         check_arguments(self.model_args)

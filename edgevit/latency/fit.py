@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from edgevit.derivation.allocate.prices import DECIMALS, MOST_SAVED
 from edgevit.latency.stacks import Stack
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 _LEAST_ERROR = 0.002  # of a figure: differences between builds and sessions do not show in repeated runs
 _BASE_ERROR = 0.0002  # of the base's figure, whose ratio to itself is exact: models are judged by their ratio to it
@@ -39,9 +39,9 @@ _TO_DEVIATION = 1.4826  # standard deviation of a normal distribution over its m
 _MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean
 _POLISHES = 30  # iterations of the median polish
 _REGRESSIONS = 50  # iterations over the two axes of a grid, at most
-FREE = 0.05  # of a whole block: a smaller difference from one size to the next is negligible
-LEAST = 1e-6  # smallest cost of a site, which is above 0
-DIGITS = 5  # significant digits of a cost
+_FREE = 0.05  # of a whole block: a smaller difference from one size to the next is negligible
+_LEAST = 1e-6  # smallest cost of a site, which is above 0
+_DIGITS = 5  # significant digits of a cost
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def stack_figures(
     }
 
 
-def _polished(table: Floats, base: int) -> tuple[Floats, Floats]:
+def _polished(table: _Floats, base: int) -> tuple[_Floats, _Floats]:
     """Return the effects of rows and columns by Tukey's median polish; NaN is not measured.
 
     Columns start from the row `base`: if the other rows have one value each, only that row determines them.
@@ -111,7 +111,7 @@ class SizeStep:
     @property
     def is_hidden(self) -> bool:
         """Whether noise hides the difference, and the noise is large enough to matter."""
-        return not self.is_significant and self.error > FREE
+        return not self.is_significant and self.error > _FREE
 
     @property
     def is_free(self) -> bool:
@@ -179,7 +179,7 @@ class _Columns:
     def ffn(self, i: int) -> int:
         return self.first + 1 + len(self.heads) * len(self.widths) + i
 
-    def add(self, row: Stack, equation: Floats) -> None:
+    def add(self, row: Stack, equation: _Floats) -> None:
         """Add equal blocks to the equation of a stack."""
         if row.heads:
             equation[self.attention(self.heads.index(row.heads), self.widths.index(row.width))] = row.count
@@ -196,7 +196,7 @@ class _Columns:
             yield self.heads, [self.attention(i, j) for i in range(h)], f"heads of width {width}"
         yield self.neurons, [self.ffn(i) for i in range(len(self.neurons))], "neurons"
 
-    def straight(self, count: int) -> Iterator[Floats]:
+    def straight(self, count: int) -> Iterator[_Floats]:
         """Yield the equations, of so many unknowns, that an attention lies on the line between its neighbours."""
         for sizes, at, axis in self.lines():
             for (a, b, c), (i, j, k) in zip(_threes(sizes), _threes(at), strict=True):
@@ -217,7 +217,7 @@ def fit_costs(figures: Mapping[Stack, StackFigure]) -> dict[int, FittedCosts]:
     for stage in sorted({row.stage for row in rows}):
         columns[stage] = _Columns.of([row for row in rows if row.stage == stage], count)
         count = columns[stage].end
-    equations = list[tuple[Floats, float, float]]()
+    equations = list[tuple[_Floats, float, float]]()
     for stack, figure in figures.items():
         equation = np.zeros(count)
         equation[0] = 1
@@ -239,9 +239,9 @@ def fit_costs(figures: Mapping[Stack, StackFigure]) -> dict[int, FittedCosts]:
     return costs
 
 
-def _costs_of(columns: _Columns, solution: Floats) -> FittedCosts:
+def _costs_of(columns: _Columns, solution: _Floats) -> FittedCosts:
     """Return the costs of a stage that a solution means, made to rise."""
-    grid: Floats = _risen(solution[columns.first + 1 : columns.ffn(0)].reshape(columns.shape))
+    grid: _Floats = _risen(solution[columns.first + 1 : columns.ffn(0)].reshape(columns.shape))
     ffn = _risen(solution[columns.ffn(0) : columns.end][None])[0]
     sizes = [(h, w) for h in columns.heads for w in columns.widths]
     return FittedCosts(
@@ -261,7 +261,7 @@ def _noise(figures: Mapping[Stack, StackFigure]) -> float:
     return float(np.median([figure.error for figure in figures.values()]))
 
 
-def _solved(equations: Sequence[tuple[Floats, float, float]], positive: Iterable[int]) -> tuple[Floats, Floats]:
+def _solved(equations: Sequence[tuple[_Floats, float, float]], positive: Iterable[int]) -> tuple[_Floats, _Floats]:
     """Solve equations of row, target and standard error by least squares; return the solution and its covariance.
 
     The unknowns of the columns `positive` are kept at 0 or above.
@@ -273,11 +273,11 @@ def _solved(equations: Sequence[tuple[Floats, float, float]], positive: Iterable
         rows[:, below] = 0  # lstsq returns the smallest of all solutions, which is 0 in a column of zeros
         solution = np.linalg.lstsq(rows, targets, rcond=None)[0]
         solution[below] = 0
-    covariance: Floats = np.asarray(np.linalg.pinv(rows.T @ rows), np.float64)
+    covariance: _Floats = np.asarray(np.linalg.pinv(rows.T @ rows), np.float64)
     return np.asarray(solution, np.float64), covariance
 
 
-def _steps(columns: _Columns, solution: Floats, covariance: Floats, where: str) -> Iterator[SizeStep]:
+def _steps(columns: _Columns, solution: _Floats, covariance: _Floats, where: str) -> Iterator[SizeStep]:
     """Yield the steps between neighbouring sizes, relative to a whole block of the largest sizes."""
     h, w = columns.shape
     block = solution[[columns.attention(h - 1, w - 1), columns.end - 1, columns.first]].sum()
@@ -288,11 +288,11 @@ def _steps(columns: _Columns, solution: Floats, covariance: Floats, where: str) 
             yield SizeStep(f"{a} to {b} {axis}{where}", bool(abs(solution[j] - solution[i]) >= error), float(share))
 
 
-def _risen(grid: Floats) -> Floats:
+def _risen(grid: _Floats) -> _Floats:
     """Return the nearest grid that falls along neither axis, above 0: isotonic regressions in turn (Dykstra)."""
     from sklearn.isotonic import isotonic_regression
 
-    risen: Floats = grid
+    risen: _Floats = grid
     corrections = [np.zeros_like(grid), np.zeros_like(grid)]
     for _ in range(_REGRESSIONS):
         before = risen
@@ -303,11 +303,11 @@ def _risen(grid: Floats) -> Floats:
         if np.allclose(risen, before, rtol=1e-6, atol=0):
             break
     # What still falls is as small as rounding.
-    risen = np.maximum(np.maximum.accumulate(np.maximum.accumulate(risen, 0), 1), LEAST)
+    risen = np.maximum(np.maximum.accumulate(np.maximum.accumulate(risen, 0), 1), _LEAST)
     return risen
 
 
-def rounded(value: float, digits: int = DIGITS) -> float:
+def rounded(value: float, digits: int = _DIGITS) -> float:
     """Round to so many significant digits."""
     return 0.0 if value == 0 else round(float(value), digits - ceil(log10(abs(value))))
 
@@ -408,8 +408,8 @@ def _fit_embedding(base: FittedCosts, figures: Mapping[Stack, StackFigure]) -> F
     return FittedCosts(
         float(solution[FIXED]),
         float(solution[TOGETHER]),
-        {size: max(attention.at(cost), LEAST) for size, cost in base.attention.items()},
-        {neurons: max(ffn.at(cost), LEAST) for neurons, cost in base.ffn.items()},
+        {size: max(attention.at(cost), _LEAST) for size, cost in base.attention.items()},
+        {neurons: max(ffn.at(cost), _LEAST) for neurons, cost in base.ffn.items()},
         _noise(figures),
     )
 
@@ -426,12 +426,12 @@ def _fit_tokens(base: FittedCosts, tokens: int, figures: Mapping[Stack, StackFig
         before = base.fixed + base.attention[stack.cut.heads, stack.cut.width]
         equations.append((_line_row(base, stack), figure.value - before, figure.value * figure.error))
     solution, _ = _solved(equations, range(6))
-    attention = Line(rounded(solution[START_ATTENTION]), rounded(max(solution[SLOPE_ATTENTION], LEAST)))
-    ffn = Line(rounded(solution[START_FFN]), rounded(max(solution[SLOPE_FFN], LEAST)))
+    attention = Line(rounded(solution[START_ATTENTION]), rounded(max(solution[SLOPE_ATTENTION], _LEAST)))
+    ffn = Line(rounded(solution[START_FFN]), rounded(max(solution[SLOPE_FFN], _LEAST)))
     return FewerTokens(tokens, rounded(solution[FIXED]), attention, ffn)
 
 
-def _line_row(base: FittedCosts, stack: Stack) -> Floats:
+def _line_row(base: FittedCosts, stack: Stack) -> _Floats:
     """Return the equation of a stack."""
     row = np.zeros(6)
     row[FIXED] = 1

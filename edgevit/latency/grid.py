@@ -13,11 +13,11 @@ from edgevit.latency.stacks import Cut, Stack
 from edgevit.network.anatomy import Axis, BlockDims
 from edgevit.records.model import HEAD_WIDTHS
 
-DEPTH = 6  # blocks of a stack: enough to show their cost, few enough to export and build quickly
+_DEPTH = 6  # blocks of a stack: enough to show their cost, few enough to export and build quickly
 SHARES = (0.125, 0.25, 0.5, 0.75)  # of the neurons, beside the fewest and all
 _TILE = 64  # neurons of a kernel's tile: coarse sizes lie between two multiples, where a line errs to neither side
 _BEND = 0.25  # assumed error of a line at its middle, as a share of the change of slope
-NARROWER = (1 / 2, 1 / 4)  # of the embedding's width, beside the narrowest
+_NARROWER = (1 / 2, 1 / 4)  # of the embedding's width, beside the narrowest
 _JUMP = 0.1  # assumed error as a share of the rise between two sizes, which may be a step
 
 
@@ -70,7 +70,7 @@ class Grid:
     @property
     def depth(self) -> int:
         """Blocks of a stack."""
-        return min(self.count, DEPTH)
+        return min(self.count, _DEPTH)
 
     @property
     def width(self) -> int:
@@ -132,7 +132,7 @@ class Grid:
     def behind_cuts(self, tokens: int) -> list[Stack]:
         """List the stacks that `fit_fewer` needs with so many tokens."""
         heads, widths, neurons = self._sizes()
-        cut, depth = Cut(tokens, heads[0], widths[0]), max(min(self.count - 1, DEPTH), 1)
+        cut, depth = Cut(tokens, heads[0], widths[0]), max(min(self.count - 1, _DEPTH), 1)
         stacks = [
             Stack(0, 0, 0, 0),
             self.ffn(neurons[0]),
@@ -179,7 +179,7 @@ class Grid:
 def _narrower(embed: int, policy: Policy) -> tuple[int, ...]:
     """List the measured widths below an embedding's own, the widest first; those between are interpolated."""
     _, *widths = ladder(embed, policy.embed_step)
-    nearest = (min(widths, key=lambda width: abs(width - share * embed)) for share in NARROWER if widths)
+    nearest = (min(widths, key=lambda width: abs(width - share * embed)) for share in _NARROWER if widths)
     return tuple(sorted({*nearest, *widths[-1:]}, reverse=True))
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Shares of the budget to grow to: the middle of the window; if no step is as small, as near as noise allows.
 AIMS = (AIM, 0.998)
-LEAST_SHARE = 0.2  # smallest share of a predicted growth that is expected to be measured
+_LEAST_SHARE = 0.2  # smallest share of a predicted growth that is expected to be measured
 NEAR = 1.05  # of the budget: a plan above it shrinks; one further above has other blocks to lose
 
 
@@ -101,4 +101,4 @@ def _came_true(search: Search, grown: Round) -> float | None:
     if before is None or grown.predicted <= before.measured.value:
         return None
     share = (grown.measured.value - before.measured.value) / (grown.predicted - before.measured.value)
-    return min(max(share, LEAST_SHARE), 1.0)
+    return min(max(share, _LEAST_SHARE), 1.0)

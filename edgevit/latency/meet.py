@@ -54,7 +54,7 @@ from edgevit.train.compute import close_compute
 from edgevit.version import written_by
 
 ROUNDS = "rounds.json"
-BASE = "base"
+_BASE = "base"
 _FINAL = "final"  # folder of the final model, which may have any name
 _TINY_LIMIT = 1e-9  # ms or mJ: a limit that no plan keeps, so that the error states the cost of the cheapest plan
 
@@ -166,7 +166,7 @@ class BudgetSearch:
 
     def _builder(self, folder: Path, quantity: Quantity, base_cost: float) -> CandidateBuilder:
         out = self.request.out
-        base = (out.parent if self.request.among_others else partial_folder(out)) / BASE
+        base = (out.parent if self.request.among_others else partial_folder(out)) / _BASE
         paired = PairedBench(self.costs.target, quantity, base_cost, self.progress, self.request.data)
         return CandidateBuilder(self.request, folder, base, quantity, self.costs, paired, self.progress)
 

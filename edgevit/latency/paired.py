@@ -33,7 +33,7 @@ MOST_ROUNDS = 32  # while the interval stays wide
 SURE = 0.0075  # half-width of a narrow interval, relative: half of the window in which a budget is met
 SECONDS, POWER_SECONDS = 0.5, 3.0  # of each model in a round: ten turns; the rails' sensors average over 0.43 s
 LABELS = ("base", "model")
-DRIFT = 0.05  # relative change of the base's cost since the table was measured that is worth a warning
+_DRIFT = 0.05  # relative change of the base's cost since the table was measured that is worth a warning
 TRIES = 2  # of void runs
 MOST_BATCH = 8  # largest batch of an engine, unless the target has a larger one
 
@@ -156,7 +156,7 @@ class PairedBench:
 
     def _warn_of_drift(self, model: float, base: float) -> None:
         """Warn if the cost of the base has changed since the table was measured."""
-        if abs(base / self.base_cost - 1) > DRIFT:
+        if abs(base / self.base_cost - 1) > _DRIFT:
             unit = UNITS[self.quantity]
             self.progress.warn(
                 f"on {self.host} the base takes {base:.4g} {unit} now and {self.base_cost:.4g} by the table: the "

@@ -18,7 +18,7 @@ from edgevit.records.unfinished import REQUEST, REQUEST_KIND, STATE, partial_fol
 from edgevit.request import BUDGET, RUNNER, Nested, Option
 
 NONE_MEASURED: dict[str, None] = dict.fromkeys(MEASURED_BUDGETS)
-EXAMPLES = {"ms": "try 5.0", "mj": "try 40", "fps": "try 30"}
+_EXAMPLES = {"ms": "try 5.0", "mj": "try 40", "fps": "try 30"}
 
 
 def read_budgets(option: str) -> Callable[[str, Mapping[str, Any]], tuple[float, ...]]:
@@ -28,7 +28,9 @@ def read_budgets(option: str) -> Callable[[str, Mapping[str, Any]], tuple[float,
         try:
             return tuple(float(number) for number in text.split(","))
         except ValueError:
-            raise OptionError(f"--{option} {text} is no number; {EXAMPLES[option]}, or several such as 4,6,8") from None
+            raise OptionError(
+                f"--{option} {text} is no number; {_EXAMPLES[option]}, or several such as 4,6,8"
+            ) from None
 
     return read
 
@@ -101,7 +103,7 @@ class MeetRequest(Deriving):
         if others := [name for name, value in self._limits().items() if value is not None and name != self.quantity]:
             raise OptionError(f"--{others[0]} and --{self.quantity} exclude each other; give one of them")
         for number in self.budgets:
-            check_number(f"--{self.quantity}", number, "(0, inf)", EXAMPLES[self.quantity])
+            check_number(f"--{self.quantity}", number, "(0, inf)", _EXAMPLES[self.quantity])
         refuse_linear(self.method, self.quantity)
         if self.run_precision is not None and self.target.precision not in (None, self.run_precision):
             raise OptionError(

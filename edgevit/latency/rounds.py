@@ -35,7 +35,7 @@ _MOVE = 0.2  # of these deviations: how far the factors may move from one plan t
 _LEAST_NOISE = 0.01  # relative, of a measurement: four factors cannot express all differences between plans
 _LEAST_FACTOR = 0.2  # a factor stays above 0
 _LEAST_LIMIT = 0.01  # of the aim: the extrapolated limit may be negative if a budget is out of reach
-LEAST_SHARE = 0.6  # smallest share of a predicted change that is expected to be measured
+_LEAST_SHARE = 0.6  # smallest share of a predicted change that is expected to be measured
 CONFIDENT = 1.96  # standard deviations on each side of a 95 % interval
 
 
@@ -265,5 +265,5 @@ class Search:
             return aim
         before, last = self.rounds[-2].measured.value, self.rounds[-1]
         predicted, measured = last.predicted - before, last.measured.value - before
-        share = min(max(measured / predicted, LEAST_SHARE), 1.0) if predicted * measured > 0 else 1.0
+        share = min(max(measured / predicted, _LEAST_SHARE), 1.0) if predicted * measured > 0 else 1.0
         return max(last.measured.value + (aim - last.measured.value) / share, _LEAST_LIMIT * aim)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # The table may be wrong by this factor: if the cheapest plan costs more, relative to the budget, nothing is measured.
 OUT_OF_REACH = 1.25
 SURPRISING = 0.02  # relative error of a prediction above which more sizes are measured for the table
-ROUNDING = 1e-9  # of sums of milliseconds
+_ROUNDING = 1e-9  # of sums of milliseconds
 _RELAXATIONS = 2  # times that a limit below the cheapest plan is raised to its cost
 
 
@@ -132,7 +132,7 @@ class _Step:
         """
         if error.least is None or (not self.search.rounds and error.least > OUT_OF_REACH * self.search.budget):
             raise error
-        return error.least * (1 + ROUNDING)
+        return error.least * (1 + _ROUNDING)
 
     def grown(self) -> _Next | None:
         """Grow the largest plan within the budget; None if there is none, or no step of it fits in.
@@ -157,7 +157,7 @@ class _Step:
         if start is None:
             return None
         for limit in start.limits():
-            limit *= 1 + ROUNDING
+            limit *= 1 + _ROUNDING
             candidate = self._allocate(start.factors, limit, start.at_least)
             if self.search.measured_before(candidate.shape) is None and not self.search.exceeds(candidate.shape):
                 predicted = start.predicted(self._cost(candidate.shape, start.factors))

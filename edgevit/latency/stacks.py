@@ -21,7 +21,7 @@ from edgevit.records.model import SITE_AXES
 from edgevit.records.precisions import PRECISIONS
 
 P = TypeVar("P", Attention, Ffn)
-SPREAD = 0.02  # standard deviation of the weights
+_SPREAD = 0.02  # standard deviation of the weights
 _CALIBRATION_IMAGES = 2  # random ones: the cost depends on shapes
 
 
@@ -170,7 +170,7 @@ def _ffn(like: Ffn, dims: BlockDims) -> Ffn:
 
 def _filled(like: P, shapes: Mapping[str, tuple[int, ...]]) -> P:
     """Draw new random weights for every block: an exporter would write equal ones once, and caches would hold them."""
-    weights = {name: torch.randn(shape) * SPREAD for name, shape in shapes.items() if getattr(like, name) is not None}
+    weights = {name: torch.randn(shape) * _SPREAD for name, shape in shapes.items() if getattr(like, name) is not None}
     return replace(like, **weights)
 
 

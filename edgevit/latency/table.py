@@ -36,7 +36,7 @@ from edgevit.network.network import Network
 from edgevit.progress import Progress, Silent
 from edgevit.records.precisions import PRECISIONS
 
-AT_ONCE = 4  # stacks that are measured before doubts are computed again
+_AT_ONCE = 4  # stacks that are measured before doubts are computed again
 _CLOSE = 0.01  # of the base's cost: interpolation need not be more certain than this
 
 
@@ -150,7 +150,7 @@ def _refine(bench: StackBench, grids: Sequence[Grid], points: int, rounds: int) 
             of_stage = costs[grid.stage]
             doubts = grid.between(of_stage.attention, of_stage.ffn, of_stage.noise)
             doubtful = [stack for doubt, stack in doubts if doubt > limit and stack not in figures]
-            more += doubtful[: min(AT_ONCE, max(points - sum(s.stage == grid.stage for s in figures), 0))]
+            more += doubtful[: min(_AT_ONCE, max(points - sum(s.stage == grid.stage for s in figures), 0))]
         if not more:
             return
         bench.measure(more, rounds)

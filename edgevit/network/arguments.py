@@ -13,17 +13,17 @@ from typing import Any
 
 from edgevit.errors import OptionError
 
-Check = Callable[[Any], bool]
+_Check = Callable[[Any], bool]
 _MOST_PATCHES = 2**16  # attention looks at all pairs
 _LARGEST_SIDE = 2**14
 _MOST_STAGES = 16
 
 
-def _whole(least: int, most: int) -> tuple[str, Check]:
+def _whole(least: int, most: int) -> tuple[str, _Check]:
     return f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most
 
 
-def _number(least: float, most: float) -> tuple[str, Check]:
+def _number(least: float, most: float) -> tuple[str, _Check]:
     return (
         f"a number from {least:g} to {most:g}",
         lambda value: type(value) in (int, float) and isfinite(value) and least <= value <= most,
@@ -35,46 +35,46 @@ def _side(value: Any) -> bool:
     return len(sides) in (1, 2) and all(type(side) is int and 1 <= side <= _LARGEST_SIDE for side in sides)
 
 
-def _or_none(kind: tuple[str, Check]) -> tuple[str, Check]:
+def _or_none(kind: tuple[str, _Check]) -> tuple[str, _Check]:
     return f"{kind[0]}, or None", lambda value: value is None or kind[1](value)
 
 
-def _by_stage(kind: tuple[str, Check]) -> tuple[str, Check]:
+def _by_stage(kind: tuple[str, _Check]) -> tuple[str, _Check]:
     def fits(value: Any) -> bool:
         return isinstance(value, (list, tuple)) and 1 <= len(value) <= _MOST_STAGES and all(map(kind[1], value))
 
     return f"{kind[0]}, for each stage", fits
 
 
-def _either(one: tuple[str, Check], other: tuple[str, Check]) -> tuple[str, Check]:
+def _either(one: tuple[str, _Check], other: tuple[str, _Check]) -> tuple[str, _Check]:
     return f"{one[0]}, or {other[0]}", lambda value: one[1](value) or other[1](value)
 
 
-SIDES: tuple[str, Check] = f"a whole number of pixels up to {_LARGEST_SIDE}, or two as (height, width)", _side
-_FLAG: tuple[str, Check] = "true or false", lambda value: type(value) is bool
-NAME: tuple[str, Check] = (
+_SIDES: tuple[str, _Check] = f"a whole number of pixels up to {_LARGEST_SIDE}, or two as (height, width)", _side
+_FLAG: tuple[str, _Check] = "true or false", lambda value: type(value) is bool
+_NAME: tuple[str, _Check] = (
     "a name",
     lambda value: isinstance(value, str) and re.fullmatch(r"\w{0,40}", value) is not None,
 )
-SHARE = _number(0, 1)
+_SHARE = _number(0, 1)
 HEADS, WINDOW = _whole(1, 4096), _whole(1, 2**10)
 
 # What timm's VisionTransformer, VisionTransformerDistilled, Eva and SwinTransformer are made with.
-KINDS: dict[str, tuple[str, Check]] = {
-    **dict.fromkeys(("img_size", "patch_size"), SIDES),
+KINDS: dict[str, tuple[str, _Check]] = {
+    **dict.fromkeys(("img_size", "patch_size"), _SIDES),
     "in_chans": _whole(1, 1024),
     "num_classes": _whole(0, 2**31 - 1),
     "embed_dim": _whole(1, 2**16),
     "depth": _whole(1, 1024),
     "depths": _by_stage(_whole(0, 1024)),
     "num_heads": _either(HEADS, _by_stage(HEADS)),
-    "window_size": _either(WINDOW, _by_stage(_either(WINDOW, SIDES))),
+    "window_size": _either(WINDOW, _by_stage(_either(WINDOW, _SIDES))),
     **dict.fromkeys(("reg_tokens", "num_reg_tokens"), _whole(0, 4096)),
     "swiglu_align_to": _whole(0, 4096),
     "mlp_ratio": _number(2**-10, 2**10),
     "init_values": _or_none(_number(-1e6, 1e6)),
     **dict.fromkeys(
-        ("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), SHARE
+        ("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), _SHARE
     ),
     **dict.fromkeys(
         (
@@ -87,10 +87,10 @@ KINDS: dict[str, tuple[str, Check]] = {
         _FLAG,
     ),
     **dict.fromkeys(("fc_norm", "use_fc_norm", "use_post_transformer_norm"), _or_none(_FLAG)),
-    **dict.fromkeys(("global_pool", "weight_init", "attn_type", "rope_grid_indexing"), NAME),
+    **dict.fromkeys(("global_pool", "weight_init", "attn_type", "rope_grid_indexing"), _NAME),
     **dict.fromkeys(
         ("pos_embed", "rope_type", "norm_layer", "act_layer", "embed_norm_layer", "mlp_layer", "attn_layer"),
-        _or_none(NAME),
+        _or_none(_NAME),
     ),
     # Of BERT, which edgevit adds to timm's networks.
     **dict.fromkeys(("vocab_size", "max_positions", "token_types", "tokens"), _whole(1, 2**24)),  # ids exact in fp32

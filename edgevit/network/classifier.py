@@ -16,7 +16,7 @@ from edgevit.network.network import Network
 from edgevit.network.output import Features
 from edgevit.records.model import TokenOutput
 
-POOLED = "try --output features"
+_POOLED = "try --output features"
 
 
 def with_classes(network: Network, classes: Sequence[int]) -> Network:
@@ -48,7 +48,9 @@ def read_tokens(network: Network, tokens: TokenOutput) -> None:
         UnsupportedModelError: it has none, or its head reads pooled ones alone.
     """
     if network.family_name != "vit":
-        raise UnsupportedModelError(f"{architecture(network.module)} has no tokens of a class and of patches; {POOLED}")
+        raise UnsupportedModelError(
+            f"{architecture(network.module)} has no tokens of a class and of patches; {_POOLED}"
+        )
     choose_tokens(network.module, tokens)
 
 
@@ -61,7 +63,7 @@ def with_features(network: Network, tokens: TokenOutput | None = None, depths: S
     if tokens is not None and depths:
         if network.family_name != "vit":
             raise UnsupportedModelError(
-                f"{architecture(network.module)} has no tokens after all blocks alike; {POOLED}"
+                f"{architecture(network.module)} has no tokens after all blocks alike; {_POOLED}"
             )
         module = tokens_after(network.module, depths, tokens)
         return Network(module, DenseFamily(PLACE, network.family_name, 0, None), Features())

@@ -17,7 +17,7 @@ _FILLS = {
     *(Tensor.uniform_, Tensor.normal_, Tensor.fill_, Tensor.zero_, Tensor.erfinv_, Tensor.mul_, Tensor.add_),
     *(Tensor.clamp_, init.uniform_, init.normal_, init.constant_, init.kaiming_uniform_),
 }
-DROPPED = ("_forward_hooks", "_forward_pre_hooks")
+_DROPPED = ("_forward_hooks", "_forward_pre_hooks")
 _ATOMIC = (bool, int, float, str, type(None), type)
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -69,7 +69,7 @@ def _bare_copy(module: AnyModule, memo: dict[int, Any]) -> AnyModule:
     of_module: Any = module.__reduce_ex__(4)[2]  # what it says of itself: `Network` leaves some out
     state: dict[str, Any] = {}
     for name, value in of_module.items():
-        if name in DROPPED:
+        if name in _DROPPED:
             state[name] = type(value)() if isinstance(value, dict) else None
         elif name == "_modules":
             parts = ((key, None if part is None else _bare_copy(part, memo)) for key, part in value.items())

@@ -24,7 +24,7 @@ from edgevit.network.cost import Geometry
 from edgevit.network.families import Family, Interchange, family_like, load_family, name_of
 from edgevit.network.layers import BlockLayers, Ends, SiteLayer
 
-FROZEN: Mapping[Axis, str] = {
+_FROZEN: Mapping[Axis, str] = {
     "embed": "the head reads tokens of this width",
     "tokens": "the head reads all patches",
     "block": "the head may read the tokens after any block",
@@ -172,7 +172,7 @@ def _frozen(layer: Any) -> Any:
     """A site with the axes that the head freezes."""
     if not isinstance(layer, SiteLayer):
         return None
-    return replace(layer, site=replace(layer.site, frozen={**layer.site.frozen, **FROZEN}))
+    return replace(layer, site=replace(layer.site, frozen={**layer.site.frozen, **_FROZEN}))
 
 
 @contextmanager

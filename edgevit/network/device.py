@@ -9,7 +9,7 @@ from edgevit.errors import OptionError, UnknownNameError
 if TYPE_CHECKING:
     import torch
 
-DEVICES = ("auto", "cpu", "cuda")
+_DEVICES = ("auto", "cpu", "cuda")
 
 
 def check_device_name(name: str) -> None:
@@ -22,8 +22,8 @@ def check_device_name(name: str) -> None:
     kind, _, index = name.partition(":")
     if kind == "mps":
         raise OptionError(f"device {name}: Apple's GPUs have no float64, which edgevit solves in; try --device cpu")
-    if kind not in DEVICES or (index and not index.isdecimal()):
-        raise UnknownNameError("device", name, DEVICES)
+    if kind not in _DEVICES or (index and not index.isdecimal()):
+        raise UnknownNameError("device", name, _DEVICES)
 
 
 def find_device(name: str) -> torch.device:

@@ -35,7 +35,7 @@ from edgevit.network.network import Network
 from edgevit.records.release import CONFIG, NAMES
 from edgevit.records.writing import cache_folder, new_folder
 
-TOLERANCE = 1e-3  # of outputs, relative to the largest: the kernels of two devices differ by less
+_TOLERANCE = 1e-3  # of outputs, relative to the largest: the kernels of two devices differ by less
 
 
 def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -> Any:
@@ -93,7 +93,7 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -
     with torch.inference_mode():
         actual = network.eval()(images.cpu())
     scale = float(expected.abs().max())
-    if actual.shape != expected.shape or not float((actual - expected.cpu()).abs().max()) <= TOLERANCE * scale:
+    if actual.shape != expected.shape or not float((actual - expected.cpu()).abs().max()) <= _TOLERANCE * scale:
         raise UnsupportedModelError(
             f"this {type(inner).__name__} is not what timm makes as {config['architecture']} with "
             f"{config['model_args']}: its outputs differ; give timm's name, and its weights with checkpoint=FILE"
@@ -125,7 +125,7 @@ def _dense_folder(
     folder = _cached(model)
     with torch.inference_mode():
         expected, actual = (network(images.cpu()) for network in (model.cpu(), load(folder)))
-    if not torch.allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE * float(expected.abs().max())):
+    if not torch.allclose(actual, expected, rtol=_TOLERANCE, atol=_TOLERANCE * float(expected.abs().max())):
         shutil.rmtree(folder)
         raise UnsupportedModelError(
             f"{builder.function} makes a module that has another output with the same weights; it is to make the same "

@@ -21,7 +21,7 @@ from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer, 
 from edgevit.network.output import Features, Levels, Logits, Map, Output, columns_of
 
 # Called for a block when it runs: [B, N], added to the logits of the tokens; None: equal weights.
-LogWeights = Callable[[int], Tensor | None]
+_LogWeights = Callable[[int], Tensor | None]
 
 
 class Network(nn.Module):
@@ -259,7 +259,7 @@ class Network(nn.Module):
         return self.family.of_one_size(self.module)
 
     @contextmanager
-    def weighing(self, log_weights: LogWeights) -> Iterator[None]:
+    def weighing(self, log_weights: _LogWeights) -> Iterator[None]:
         """Weight the tokens in all attentions within this context; only if no block drops tokens."""
 
         def weigh(index: int) -> Any:

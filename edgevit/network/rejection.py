@@ -15,7 +15,7 @@ from edgevit.errors import DataError, OptionError
 from edgevit.records.model import SCORE, Rejection, scores
 
 OTHER = "other"
-ROUNDING = 1e-9  # 0.29 * 100 is 28.999999999999996
+_ROUNDING = 1e-9  # 0.29 * 100 is 28.999999999999996
 
 
 def check_share(share: float, images: int) -> None:
@@ -27,7 +27,7 @@ def check_share(share: float, images: int) -> None:
     """
     if not 0 < share < 1:
         raise OptionError(f"--reject {share:g} is not between 0 and 1; try 0.05")
-    need = math.ceil(1 / share - 1 - ROUNDING)
+    need = math.ceil(1 / share - 1 - _ROUNDING)
     if images < need:
         raise DataError(
             f"--reject {share:g} needs {need} validation images of the target classes, and there are {images}; "
@@ -49,5 +49,5 @@ def calibrate_rule(logits: Tensor, share: float) -> Rejection:
     check_share(share, count)
     if not bool(torch.isfinite(target_scores := scores(logits)).all()):
         raise DataError("--reject: the model's logits for some validation images are not finite; leave --reject out")
-    k = math.floor(share * (count + 1) + ROUNDING)
+    k = math.floor(share * (count + 1) + _ROUNDING)
     return Rejection(SCORE, float(target_scores.sort().values[k - 1]), share)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgevit.records.writing import file_sha256
 
-DIGITS = 12  # of a hash in messages
+_DIGITS = 12  # of a hash in messages
 
 
 def file_fault(file: Path, sha256: str, record: Path) -> str | None:
@@ -21,7 +21,7 @@ def file_fault(file: Path, sha256: str, record: Path) -> str | None:
     actual = file_sha256(file)
     if actual == sha256:
         return None
-    return f"{file} was altered: its hash is {actual[:DIGITS]}, {record.name} states {sha256[:DIGITS]}"
+    return f"{file} was altered: its hash is {actual[:_DIGITS]}, {record.name} states {sha256[:_DIGITS]}"
 
 
 def weights_fault(record: Path, sha256: str, folder: Path, folder_sha256: str) -> str | None:
@@ -29,6 +29,6 @@ def weights_fault(record: Path, sha256: str, folder: Path, folder_sha256: str) -
     if sha256 == folder_sha256:
         return None
     return (
-        f"{record} is of other weights ({sha256[:DIGITS]}) than {folder} has ({folder_sha256[:DIGITS]}): "
+        f"{record} is of other weights ({sha256[:_DIGITS]}) than {folder} has ({folder_sha256[:_DIGITS]}): "
         "it belongs to another model"
     )

@@ -26,9 +26,9 @@ from edgevit.records.model import (
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
-Part = Literal["train", "validation", "test"]
+_Part = Literal["train", "validation", "test"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Number = int | float
+_Number = int | float
 JudgedPart = Literal["validation", "test"]  # parts on which models are evaluated
 # Of a model against a measured budget: at most 3 % under it, further under it, or over it.
 Outcome = Literal["met", "under", "over"]
@@ -67,8 +67,8 @@ class DataRecord:
     fingerprint: Sha256
     skipped_images: int = 0
     group_by: str | None = None  # the rule by which images were grouped before the split; None: not grouped
-    contents: dict[Part, Sha256] = field(default_factory=dict)  # hash of the images of each part that was read
-    copies: dict[Part, Index] = field(default_factory=dict)  # by part, images that the training part contains, too
+    contents: dict[_Part, Sha256] = field(default_factory=dict)  # hash of the images of each part that was read
+    copies: dict[_Part, Index] = field(default_factory=dict)  # by part, images that the training part contains, too
     unlabelled: UnlabelledRecord | None = None
     showing: tuple[ClassName, ...] | None = None  # the classes of objects that a detector is for; None: all
 
@@ -98,8 +98,8 @@ class StartRecord:
 
     network: Literal["base", "finetuned"]
     steps: Index  # of the fine-tuning
-    loss_validation_base: Number
-    loss_validation_finetuned: Number
+    loss_validation_base: _Number
+    loss_validation_finetuned: _Number
 
     def format(self) -> str:
         """Describe it as the end of a sentence."""
@@ -131,10 +131,10 @@ class BudgetRecord:
     """The requested budget, and the cost of the model in its quantity."""
 
     quantity: Literal["macs", "params", "ms", "mj"]
-    limit: Number
-    base: Number
+    limit: _Number
+    base: _Number
     option: str  # as the user gave it, such as "rate 0.5"
-    reached: Number | None = None  # None: a slice, whose cost is the limit
+    reached: _Number | None = None  # None: a slice, whose cost is the limit
     table: TableRecord | None = None
     # Smallest sizes by the number of the block in the base; blocks not listed were removed. None: no minimum.
     at_least: dict[str, BlockDims] | None = None
@@ -145,9 +145,9 @@ class BudgetRecord:
 class FigureRecord:
     """A measurement of one model, with its 95 % interval: ms of one inference, or mJ of one image."""
 
-    value: Number
-    low: Number | None  # None: too few repeats for an interval
-    high: Number | None
+    value: _Number
+    low: _Number | None  # None: too few repeats for an interval
+    high: _Number | None
     repeats: Size  # times that the model was measured, each in turn with the base
 
 
@@ -155,8 +155,8 @@ class FigureRecord:
 class RoundRecord:
     """One plan of the search for a measured budget."""
 
-    limit: Number  # of the allocation, by the corrected table
-    predicted: Number  # by the corrected table
+    limit: _Number  # of the allocation, by the corrected table
+    predicted: _Number  # by the corrected table
     measured: FigureRecord
 
 
@@ -165,21 +165,21 @@ class MetRecord:
     """The search for a measured budget: see edgevit/latency. Figures are ratios to the base, times `base`."""
 
     quantity: Literal["ms", "mj"]
-    budget: Number
+    budget: _Number
     option: str  # as the user gave it, such as "ms 5"
     outcome: Outcome  # of the verified figure
     verified: FigureRecord  # of the final model, after all rounds
     figure: str  # of the ratio: p50, or energy; processor or mean where other programs were busy
-    base: Number  # cost of the base by the table
+    base: _Number  # cost of the base by the table
     rounds: tuple[RoundRecord, ...]
-    factors: dict[str, Number]  # by which the terms of the table were corrected
+    factors: dict[str, _Number]  # by which the terms of the table were corrected
     table: TableRecord  # as it was measured
     conditions: dict[str, Any]  # board or processor, power mode, precision, batch
     ended: str | None  # why the rounds ended before the budget was met; None: it was
     seconds: dict[str, float]
     # Measured values of model and base at verification, not ratios: both include what slowed the machine.
-    clock: Number | None = None
-    base_clock: Number | None = None
+    clock: _Number | None = None
+    base_clock: _Number | None = None
     # Of one of several budgets, the options that determine the result. None: the only budget.
     request: dict[str, Any] | None = None
 

@@ -160,12 +160,12 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         return super().construct_mapping(node, deep)
 
 
-INTEGER = "tag:yaml.org,2002:int"
+_INTEGER = "tag:yaml.org,2002:int"
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != INTEGER]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _INTEGER]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(INTEGER, re.compile(r"[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(_INTEGER, re.compile(r"[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
@@ -202,21 +202,21 @@ def _check_plain(data: Any) -> None:
             if isinstance(part, (dict, list)):
                 pending.append((part, (path, key) if depth >= 0 else None, depth + 1))
             elif not _is_figure(part) and (fault := _value_fault(part)):
-                raise ValueError(fault.replace(PATH, _at((path, key) if depth >= 0 else None)))
+                raise ValueError(fault.replace(_PATH, _at((path, key) if depth >= 0 else None)))
 
 
-PATH = "\0"  # in a fault, to be replaced by the path of the value, which contains no zero byte
+_PATH = "\0"  # in a fault, to be replaced by the path of the value, which contains no zero byte
 
 
 def _value_fault(value: Any) -> str | None:
     """Describe the fault of a value that is neither a container nor a valid number; None: there is none."""
     if isinstance(value, str):
-        return f"has a zero byte in {PATH}" if "\0" in value else None
+        return f"has a zero byte in {_PATH}" if "\0" in value else None
     if isinstance(value, float):
-        return f"has {value} as {PATH}, which is no finite number"
+        return f"has {value} as {_PATH}, which is no finite number"
     if isinstance(value, int):
-        return None if isinstance(value, bool) else f"has a number of {len(str(abs(value)))} digits as {PATH}"
-    return None if value is None else f"has {value} as {PATH}, a {type(value).__name__}: put it in quotes"
+        return None if isinstance(value, bool) else f"has a number of {len(str(abs(value)))} digits as {_PATH}"
+    return None if value is None else f"has {value} as {_PATH}, a {type(value).__name__}: put it in quotes"
 
 
 def _is_figure(value: Any) -> bool:

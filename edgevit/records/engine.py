@@ -23,7 +23,7 @@ from edgevit.records.writing import write_whole, writing
 
 READER = Reader(EngineError, hint="build the engine again with edgevit export ... --trt --rebuild")
 
-Share = Annotated[float, Field(ge=0, le=1)]
+_Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class EngineClassAccuracy:
     """Shares of the images of one class that are classified correctly."""
 
     images: Index
-    host: Share  # in fp32 here
-    board: Share  # by the engine
+    host: _Share  # in fp32 here
+    board: _Share  # by the engine
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class EngineAccuracy:
     part: str
     images: Index
     images_sha256: Sha256
-    host: Share | None  # of images classified correctly; None: the outputs are not logits
-    board: Share | None
-    agreement: Share  # mean score with the answers in fp32 as targets
+    host: _Share | None  # of images classified correctly; None: the outputs are not logits
+    board: _Share | None
+    agreement: _Share  # mean score with the answers in fp32 as targets
     worst_class: ClassName | None  # the class with the largest loss
     per_class: dict[ClassName, EngineClassAccuracy]
     # What a detector finds with its pyramid in fp32 on the host, and on the board; None: no detector, no annotations.

@@ -13,7 +13,7 @@ from edgevit.records.model import Index, Rejection, Sha256, Size
 from edgevit.records.names import onnx_name
 from edgevit.records.precisions import FP32
 
-READER = Reader(ExportError, hint="export the model again")
+_READER = Reader(ExportError, hint="export the model again")
 
 Batch = int | Literal["dynamic"]
 
@@ -214,4 +214,4 @@ class ExportRecord:
             raise ValueError("accuracy names files that are not in parity")
 
 
-EXPORT_KIND = RecordKind("export", ExportRecord, READER)
+EXPORT_KIND = RecordKind("export", ExportRecord, _READER)

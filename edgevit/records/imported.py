@@ -15,7 +15,7 @@ from edgevit.records.kinds import RecordKind
 from edgevit.records.model import Count, Preprocessing, Rejection, Sha256, Size, TargetClass
 from edgevit.records.precisions import FP32
 
-READER = Reader(CheckpointError, hint="copy the folder again, or import the ONNX file again with edgevit export")
+_READER = Reader(CheckpointError, hint="copy the folder again, or import the ONNX file again with edgevit export")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ImportedDocument:
         return None
 
 
-IMPORTED_KIND = RecordKind("onnx", ImportedDocument, READER)
+IMPORTED_KIND = RecordKind("onnx", ImportedDocument, _READER)
 
 
 def read_imported(file: Path) -> ImportedDocument:
@@ -74,7 +74,7 @@ def read_imported(file: Path) -> ImportedDocument:
         CheckpointError: the file is missing, damaged, altered or of another schema.
     """
     document = IMPORTED_KIND.read(file)
-    READER.checked(document.preprocessing, Preprocessing, f"{file}, preprocessing,")
+    _READER.checked(document.preprocessing, Preprocessing, f"{file}, preprocessing,")
     if fault := document.fault():
-        raise CheckpointError(f"{file} {fault}; {READER.hint}")
+        raise CheckpointError(f"{file} {fault}; {_READER.hint}")
     return document

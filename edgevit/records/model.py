@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 HINT = "copy the folder again, or derive the model again"
 READER = Reader(CheckpointError, HINT)
 
-Score = Literal["logsumexp"]
-SCORE: Score = "logsumexp"
+_Score = Literal["logsumexp"]
+SCORE: _Score = "logsumexp"
 Head = Literal["subset", "full"]
 # Boxes are found by the pyramid that a detector's network gives. The last three: of maps.
 OutputKind = Literal["logits", "features", "boxes", "foreground", "classes", "values"]
@@ -33,7 +33,7 @@ TokenOutput = Literal["patches", "class,patches", "class,mean"]
 Size = Annotated[int, Field(gt=0, lt=2**31)]
 Dimension = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(gt=0, lt=2**63)]
-Three = Field(min_length=3, max_length=3)
+_Three = Field(min_length=3, max_length=3)
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -129,7 +129,7 @@ def scores(logits: Tensor) -> Tensor:
 class Rejection:
     """The rule by which a model classifies images as `other`; it does not change the logits."""
 
-    score: Score
+    score: _Score
     threshold: float  # an image with a lower score is classified as `other`
     share: Annotated[float, Field(gt=0, lt=1)]  # expected share of target images that are wrongly classified as `other`
 
@@ -181,10 +181,10 @@ class Preprocessing:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    input_size: Annotated[tuple[Size, ...], Three]  # channels, height, width
+    input_size: Annotated[tuple[Size, ...], _Three]  # channels, height, width
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"]
-    mean: Annotated[tuple[float, ...], Three]
-    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Three]
+    mean: Annotated[tuple[float, ...], _Three]
+    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], _Three]
     crop_pct: Annotated[float, Field(gt=0, le=1)]
     crop_mode: Literal["center", "squash", "border"]
     exif: Exif = "ignore"

@@ -14,15 +14,15 @@ from edgevit.records.documents import Reader
 from edgevit.records.kinds import RecordKind
 from edgevit.records.model import Dimension, Index, Size
 
-READER = Reader(CheckpointError, hint="copy the folder again, or derive the model again")
+_READER = Reader(CheckpointError, hint="copy the folder again, or derive the model again")
 
 # Numbers in order, with ranges: "0-3,7,12-15". Lists of neurons have hundreds.
-Numbers = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
+_Numbers = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
 
 
 @dataclass(frozen=True)
 class AttentionRecord:
-    heads: Numbers  # kept heads, by their numbers before this step
+    heads: _Numbers  # kept heads, by their numbers before this step
     qk: Size  # width of each head's queries and keys
     vo: Size  # width of each head's values
 
@@ -34,9 +34,9 @@ class AttentionRecord:
 @dataclass(frozen=True)
 class FfnRecord:
     width: Size
-    neurons: Numbers  # kept neurons, by their numbers before this step
+    neurons: _Numbers  # kept neurons, by their numbers before this step
     # The removed neurons that were merged into a kept one, by its number; None: removed ones were dropped.
-    merged: dict[str, Numbers] | None = None
+    merged: dict[str, _Numbers] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class PlanRecord:
     edgevit: str | None = None  # version that wrote it; None: it is not written yet
 
 
-PLAN_KIND = RecordKind("plan", PlanRecord, READER)
+PLAN_KIND = RecordKind("plan", PlanRecord, _READER)
 
 
 def in_ranges(numbers: Iterable[int]) -> str:

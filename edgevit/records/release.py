@@ -42,12 +42,12 @@ _SQUASHING = ("ViT", "DeiT", "Beit")  # image processors that use a single numbe
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of one
 _PLACEHOLDER = re.compile(r"LABEL_\d+")  # transformers' default names of outputs
 # A complete preprocessing, to check parts of another.
-EXAMPLE: dict[str, Any] = {
+_EXAMPLE: dict[str, Any] = {
     "input_size": [3, 1, 1], "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0,
     "crop_mode": "center",
 }  # fmt: skip
 
-Content = Mapping[str, Any]
+_Content = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class ReleaseFacts:
 
     labels: tuple[str, ...] = ()  # name of each output, in order; empty: not stated
     architecture: str | None = None  # timm's name of the network
-    arguments: Content = field(default_factory=dict)  # timm's, such as num_heads
-    preprocessing: Content = field(default_factory=dict)  # parts of timm's data config, `input_size` among them
+    arguments: _Content = field(default_factory=dict)  # timm's, such as num_heads
+    preprocessing: _Content = field(default_factory=dict)  # parts of timm's data config, `input_size` among them
     origin: Mapping[str, str] = field(default_factory=dict)  # name of the file, by part of the preprocessing
     unequalled: tuple[str, ...] = ()  # parts of an image processor that timm cannot express
     folder: Path = Path()
@@ -76,7 +76,7 @@ def read_release(folder: Path) -> ReleaseFacts:
     origin: dict[str, str] = {}
     of_processor = _processor_preprocessing(processor) if _is_image_processor(processor) else {}
     for name, parts in ((CONFIG, _timm_preprocessing(config)), (PROCESSOR, of_processor)):
-        READER.checked({**EXAMPLE, **parts}, Preprocessing, f"{folder / name}: its preprocessing")
+        READER.checked({**_EXAMPLE, **parts}, Preprocessing, f"{folder / name}: its preprocessing")
         for part, value in parts.items():
             if part not in preprocessing:
                 preprocessing[part], origin[part] = value, name
@@ -97,7 +97,7 @@ def read_release(folder: Path) -> ReleaseFacts:
     )
 
 
-def _timm_preprocessing(config: Content) -> Content:
+def _timm_preprocessing(config: _Content) -> _Content:
     """The parts of the preprocessing in timm's config.json."""
     inner = config.get("pretrained_cfg")
     if not isinstance(inner, dict):
@@ -107,12 +107,12 @@ def _timm_preprocessing(config: Content) -> Content:
     return {**parts, "crop_pct": inner["test_crop_pct"]} if inner.get("test_crop_pct") is not None else parts
 
 
-def _is_image_processor(content: Content) -> bool:
+def _is_image_processor(content: _Content) -> bool:
     """Whether a preprocessor_config.json is of images, not of text or audio."""
     return any(key in content for key in ("image_mean", "do_resize", "do_rescale", "crop_size"))
 
 
-def _processor_preprocessing(config: Content) -> Content:
+def _processor_preprocessing(config: _Content) -> _Content:
     """The parts of the preprocessing in transformers' preprocessor_config.json that timm can express."""
     parts = dict(_geometry(config))
     number = config.get("resample")
@@ -128,7 +128,7 @@ def _processor_preprocessing(config: Content) -> Content:
     return parts
 
 
-def _geometry(config: Content) -> Content:
+def _geometry(config: _Content) -> _Content:
     """Resizing and cropping, if timm can express them."""
     size, kind = (
         config.get("size"),
@@ -156,7 +156,7 @@ def _sides(size: Any) -> tuple[int, int] | None:
     return None if height is None or width is None else (height, width)
 
 
-def _labels(config: Content, file: Path) -> tuple[str, ...]:
+def _labels(config: _Content, file: Path) -> tuple[str, ...]:
     """The names of the outputs in order: timm's `label_names`, or transformers' `id2label`.
 
     Raises:
@@ -181,7 +181,7 @@ _ACTIVATIONS = {"gelu": None, "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gel
                "relu": "relu", "silu": "silu", "swish": "silu"}  # fmt: skip
 
 
-def _arguments(config: Content, file: Path) -> Content:
+def _arguments(config: _Content, file: Path) -> _Content:
     """timm's arguments of the network that do not follow from shapes, and those that timm wrote.
 
     Raises:

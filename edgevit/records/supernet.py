@@ -14,7 +14,7 @@ from edgevit.records.documents import Reader
 from edgevit.records.kinds import More, RecordKind, Versions
 from edgevit.records.model import BlockDims, Count, Index, Sha256
 
-READER = Reader(CheckpointError, hint="copy the folder again, or make it again with edgevit supernet")
+_READER = Reader(CheckpointError, hint="copy the folder again, or make it again with edgevit supernet")
 
 ModuleKind = Literal["attention", "ffn", "embed"]
 Module = tuple[int, ModuleKind]  # number of the block; 0 for the embedding
@@ -89,4 +89,4 @@ class SupernetRecord:
         return None
 
 
-SUPERNET_KIND = RecordKind("supernet", SupernetRecord, READER)
+SUPERNET_KIND = RecordKind("supernet", SupernetRecord, _READER)

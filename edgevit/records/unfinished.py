@@ -30,7 +30,7 @@ _CHEAP = {REQUEST, BASELINES, HISTORY}  # cheap to compute again: a folder with 
 _NO_EFFECT = {
     "out", "resume", "overwrite", "cache", "job", "training.device", "training.workers", "place.ssh_config",
 }  # fmt: skip
-FEW = 4  # differences in a message
+_FEW = 4  # differences in a message
 
 HINT = "remove that folder, and give the command without --resume"
 STATE = Reader(UnfinishedError, hint=HINT)
@@ -172,7 +172,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def first_few(texts: Sequence[str]) -> str:
     """List the first few of these, with the number of the others."""
-    return ", ".join(texts[:FEW]) + (f", and {len(texts) - FEW} more" if len(texts) > FEW else "")
+    return ", ".join(texts[:_FEW]) + (f", and {len(texts) - _FEW} more" if len(texts) > _FEW else "")
 
 
 def _leaves(value: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

@@ -18,12 +18,12 @@ from edgevit.records.derivation import DataRecord
 from edgevit.records.model import ModelSpec
 from edgevit.reporting.gather import GatheredModel
 
-NAMED = 6  # classes in a title, or outputs of them
+_NAMED = 6  # classes in a title, or outputs of them
 _OF_WEIGHTS = 6  # digits of a hash, which tell two bases apart
 # What a place is called by, as far as its runs have it: the first of each group.
 _CALLED = (("module", "board", "gpu", "cpu", "machine"), ("power_mode",), ("tensorrt", "onnxruntime"), ("clocks",))
 _RUNTIMES = {"tensorrt": "TensorRT", "onnxruntime": "ONNX Runtime"}
-CLOCKS = {"locked": "clocks locked"}
+_CLOCKS = {"locked": "clocks locked"}
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class BaseIdentity:
 
     @property
     def words(self) -> list[str]:
-        outputs = ", ".join(str(index) for _, index in sorted(self.outputs)[:NAMED])
-        more = ", ..." if len(self.outputs) > NAMED else ""
+        outputs = ", ".join(str(index) for _, index in sorted(self.outputs)[:_NAMED])
+        more = ", ..." if len(self.outputs) > _NAMED else ""
         settings = [f"{name.replace('_', ' ')} {value}" for name, value in self.preprocessing]
         return [self.name, *settings, f"outputs {outputs}{more}", f"weights {self.weights_sha256[:_OF_WEIGHTS]}"]
 
@@ -90,8 +90,8 @@ class AccuracyTask:
     def title(self) -> str:
         if not self.classes:
             return "no named classes"
-        more = f", and {len(self.classes) - NAMED} more" if len(self.classes) > NAMED else ""
-        return f"{len(self.classes)} classes: {', '.join(self.classes[:NAMED])}{more}"
+        more = f", and {len(self.classes) - _NAMED} more" if len(self.classes) > _NAMED else ""
+        return f"{len(self.classes)} classes: {', '.join(self.classes[:_NAMED])}{more}"
 
     @property
     def images(self) -> str:
@@ -206,7 +206,7 @@ def machine_name(environment: Mapping[str, str]) -> str:
         if name is not None:
             value = environment[name]
             value = f"{_RUNTIMES[name]} {value}" if name in _RUNTIMES else value
-            words.append(CLOCKS.get(value, "") if name == "clocks" else value)
+            words.append(_CLOCKS.get(value, "") if name == "clocks" else value)
     return ", ".join(word for word in words if word)
 
 

@@ -38,15 +38,15 @@ from edgevit.reporting.record import EntryRecord, Kind
 # Times that the p50s of one model may lie apart before milliseconds are of the minute they were taken in.
 UNSTEADY = 1.1
 
-BASELINES: dict[Kind, str] = {
+_BASELINES: dict[Kind, str] = {
     "full head": "base, full head",
     "restricted": "base, restricted to the classes",
     "fine-tuned": "base, fine-tuned on them",
 }
 READY_MADE: Kind = "ready-made"
-IMPORTED = "the imported file"
-WHOLE = ("torch", IMPORTED)  # networks, as opposed to their exported files
-HEADS: dict[Kind, str] = {"full head": "full", "restricted": "subset"}  # of a baseline's folder; others have none
+_IMPORTED = "the imported file"
+_WHOLE = ("torch", _IMPORTED)  # networks, as opposed to their exported files
+_HEADS: dict[Kind, str] = {"full head": "full", "restricted": "subset"}  # of a baseline's folder; others have none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Entry(EntryRecord):
             right = self.validation
         else:
             right = None if self.top1 is None or not self.images else (round(self.top1 * self.images), self.images)
-        of_network = part == "validation" or self.judged in WHOLE
+        of_network = part == "validation" or self.judged in _WHOLE
         return None if right is None else RightCount(*right, self.answers.get(part) if of_network else None)
 
     @property
@@ -87,7 +87,7 @@ class Entry(EntryRecord):
 
     @property
     def is_baseline(self) -> bool:
-        return self.kind in BASELINES
+        return self.kind in _BASELINES
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Panel:
 
     def _reaches(self, entry: Entry) -> bool:
         loss, on_test = self.loss(entry, self.part), self.loss(entry, "test")
-        alone = entry.judged not in WHOLE
+        alone = entry.judged not in _WHOLE
         return loss is not None and loss.may_be_chance and not (alone and on_test and not on_test.may_be_chance)
 
     def loss(self, entry: Entry, part: JudgedPart) -> Loss | None:
@@ -406,9 +406,9 @@ def _entries(models: Sequence[GatheredModel], place: LatencyPlace | None) -> Ite
     document = next(m.document for m in derived if m.document is not None)
     baselines: list[Entry] = []
     reference: list[Run] = []
-    kinds: dict[Kind, str] = {"full head": "base"} if document.output_kind != "logits" else BASELINES
+    kinds: dict[Kind, str] = {"full head": "base"} if document.output_kind != "logits" else _BASELINES
     for kind, title in kinds.items():
-        folders = [base for base in bases if base.document is not None and HEADS.get(kind) == base.document.head]
+        folders = [base for base in bases if base.document is not None and _HEADS.get(kind) == base.document.head]
         folders.sort(key=lambda base: -len(_runs_of(base, place)))  # each sweep has a folder of its base
         judged = _judged_baseline(kin, kind)
         baselines += _of_baseline(folders[0] if folders else None, kind, title, place, document, judged)
@@ -525,7 +525,7 @@ def _accuracy(model: GatheredModel, digest: str | None) -> dict[str, object]:
     if model.derivation is not None and (accuracy := model.derivation.accuracy.derived) is not None:
         whole = {"top1": accuracy.top1, "images": accuracy.images, "judged": "torch"}
     elif model.imported is not None and (test := model.imported.answers.get("test")) is not None:
-        whole = {"top1": test.right / test.images, "images": test.images, "judged": IMPORTED}
+        whole = {"top1": test.right / test.images, "images": test.images, "judged": _IMPORTED}
     for engine in model.engines:
         judged = engine.accuracy
         if judged is None or judged.board is None or engine.sha256 != digest:
@@ -544,7 +544,7 @@ def _accuracy(model: GatheredModel, digest: str | None) -> dict[str, object]:
             if digest is not None and name in export.files and export.files[name].sha256 == digest:
                 return {"top1": file_check.top1, "images": check.images, "judged": name}
         if not whole:  # an imported file, which only its export has judged
-            return {"top1": check.torch, "images": check.images, "judged": IMPORTED}
+            return {"top1": check.torch, "images": check.images, "judged": _IMPORTED}
     return whole
 
 

@@ -14,18 +14,18 @@ from edgevit.reporting.gather import Evidence, GatheredModel
 from edgevit.reporting.layers import break_down
 
 BINS = 60  # of a histogram
-SHOWN = 0.995  # share of the latencies in it: a few outliers would leave all others one bin
-POINTS = 300  # of a curve, where there are few models
+_SHOWN = 0.995  # share of the latencies in it: a few outliers would leave all others one bin
+_POINTS = 300  # of a curve, where there are few models
 _ALL_POINTS = 10_000  # of one curve of every model, so that the page stays small
 _LEAST_POINTS = 40
-LARGEST = 1e300  # of a figure that can be drawn; NaN is not below it either
+_LARGEST = 1e300  # of a figure that can be drawn; NaN is not below it either
 MATRIX = 40  # classes of a confusion matrix; of more, the pairs that are confused most
 _PAIRS = 30
 
 
 def details(model: GatheredModel, evidence: Evidence, at: Sequence[LatencyPlace]) -> dict[str, Any]:
     """The data of all plots of one model; unknown parts are empty."""
-    points = max(_LEAST_POINTS, min(POINTS, _ALL_POINTS // max(len(evidence.models), 1)))
+    points = max(_LEAST_POINTS, min(_POINTS, _ALL_POINTS // max(len(evidence.models), 1)))
     placed = [(place, place.runs_of(model.files)) for place in at]
     measured = [(place, runs) for place, runs in placed if runs]
     return {
@@ -76,7 +76,7 @@ def curves(history: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any
             continue
         for name, value in line.items():
             drawn = name.startswith(("loss", "accuracy")) or name == "lr"
-            if drawn and isinstance(value, (int, float)) and abs(value) < LARGEST:
+            if drawn and isinstance(value, (int, float)) and abs(value) < _LARGEST:
                 curve_points.setdefault((stage, name), []).append((step, _five_digits(float(value))))
     return [
         {"stage": stage, "name": name, "points": thinned(values, points)}
@@ -129,7 +129,7 @@ def latency(place: LatencyPlace, runs: Sequence[Run]) -> dict[str, Any]:
     import numpy as np
 
     times = np.sort(np.concatenate([np.asarray(run.latencies_ns) for run in runs]) / 1e6)
-    low, high = float(times[0]), float(times[math.ceil(SHOWN * len(times)) - 1])
+    low, high = float(times[0]), float(times[math.ceil(_SHOWN * len(times)) - 1])
     width = (high - low) / BINS or 1e-6
     shown = times[times <= high]
     counts = np.bincount(np.minimum(((shown - low) / width).astype(int), BINS - 1), minlength=BINS).tolist()
@@ -189,7 +189,7 @@ def drawable(value: Any) -> Any:
         return {name: drawable(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [drawable(part) for part in value]
-    return None if isinstance(value, float) and not abs(value) < LARGEST else value
+    return None if isinstance(value, float) and not abs(value) < _LARGEST else value
 
 
 def _five_digits(value: float) -> float:

@@ -37,15 +37,15 @@ from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import HISTORY, SWEEP
 
 T = TypeVar("T")
-LINES = ".jsonl"
-BEGINS = (b'{"batch"', b'{"schema"')  # lines of runs, whose keys are sorted, and of profiled layers
-NEAR = 16  # bytes
-FOREIGN = 1000  # lines, after which a file that nobody asked for and that has none of ours is read no further
-READER = Reader(RunsError, hint="remove the line if it was cut off")
-PLANS = (".yaml", ".yml")  # of a fleet, or of many derivations
-TABLES = (RESULTS[0], SWEEP, JOB)
-PLAN = Reader(RunsError, hint="`edgevit fleet --example` prints a plan")
-SWEPT = Reader(RunsError, hint="remove it to sweep again: models that are there stay")
+_LINES = ".jsonl"
+_BEGINS = (b'{"batch"', b'{"schema"')  # lines of runs, whose keys are sorted, and of profiled layers
+_NEAR = 16  # bytes
+_FOREIGN = 1000  # lines, after which a file that nobody asked for and that has none of ours is read no further
+_READER = Reader(RunsError, hint="remove the line if it was cut off")
+_PLANS = (".yaml", ".yml")  # of a fleet, or of many derivations
+_TABLES = (RESULTS[0], SWEEP, JOB)
+_PLAN = Reader(RunsError, hint="`edgevit fleet --example` prints a plan")
+_SWEPT = Reader(RunsError, hint="remove it to sweep again: models that are there stay")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Evidence:
     profiles: list[LayerProfile] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     lines: set[str] = field(default_factory=set)  # hashes of those read: a copy of a file tells nothing new
-    reader: RunReader = field(default_factory=lambda: RunReader(READER))
+    reader: RunReader = field(default_factory=lambda: RunReader(_READER))
     probes: dict[str, dict[str, float]] = field(default_factory=dict)  # by the hash of the weights of a model
     costs: list[FleetCost] = field(default_factory=list)  # of the plans of fleets that were named
     fleets: set[Path] = field(default_factory=set)  # folders of their jobs
@@ -137,13 +137,13 @@ def gather(paths: Sequence[Path]) -> Evidence:
         OptionError: a path does not exist or is another kind of file, or there is nothing to report.
     """
     evidence, visited = Evidence(), set[Path]()
-    paths = [_folder_of(path, evidence) if path.suffix in PLANS and path.is_file() else path for path in paths]
+    paths = [_folder_of(path, evidence) if path.suffix in _PLANS and path.is_file() else path for path in paths]
     for path in paths:
         if not path.exists():
             raise OptionError(f"no {path}; give folders of models, and files that `edgevit bench --output` wrote")
-        if not path.is_dir() and not (path.is_file() and path.suffix == LINES):
+        if not path.is_dir() and not (path.is_file() and path.suffix == _LINES):
             raise OptionError(
-                f"{path} is neither a folder nor a {LINES} file; give a model's folder, or a file of runs"
+                f"{path} is neither a folder nor a {_LINES} file; give a model's folder, or a file of runs"
             )
     for path in paths:
         for file in _below(path) if path.is_dir() else (path,):
@@ -166,10 +166,10 @@ def gather(paths: Sequence[Path]) -> Evidence:
 
 def _folder_of(plan: Path, evidence: Evidence) -> Path:
     """The folder of the models of a plan. The jobs of a fleet that failed are listed, and what all of them took."""
-    content = PLAN.yaml(plan, dict[str, Any])
+    content = _PLAN.yaml(plan, dict[str, Any])
     out = content.get("out")
     if not isinstance(out, str):
-        raise RunsError(f"{plan} has no out, the folder of its models; {PLAN.hint}")
+        raise RunsError(f"{plan} has no out, the folder of its models; {_PLAN.hint}")
     fleet = evidence.read(plan, lambda: read_plan(plan)) if "bases" in content else None
     if fleet is not None:
         states = states_of(fleet.jobs)
@@ -195,7 +195,7 @@ def _below(root: Path) -> Iterator[Path]:
             continue
         inner[:] = [name for name in inner if not name.startswith(".") and not name.endswith(".partial")]
         yield from (current / name for name in inner if (current / name).is_symlink() and _is_model(current / name))
-        yield from (current / name for name in sorted(files) if name.endswith(LINES) or name in TABLES)
+        yield from (current / name for name in sorted(files) if name.endswith(_LINES) or name in _TABLES)
 
 
 def _is_model(folder: Path) -> bool:
@@ -205,7 +205,7 @@ def _is_model(folder: Path) -> bool:
 def _take(evidence: Evidence, path: Path, *, named: bool) -> None:
     if path.is_dir():
         _take_model(evidence, path)
-    elif path.suffix == LINES:
+    elif path.suffix == _LINES:
         _take_lines(evidence, path, named=named)
     elif path.name == SWEEP:
         _take_sweep(evidence, path)
@@ -248,7 +248,7 @@ def _lines(evidence: Evidence, file: Path) -> Iterator[tuple[str, dict[str, Any]
     """Yield the JSON objects of a file, each with the words that name its line."""
     if not file.is_file():
         return
-    lines = READER.lines(file)
+    lines = _READER.lines(file)
     while (line := evidence.read(file, lambda: next(lines, None))) is not None:
         source, text = line
         content = evidence.read(source, lambda text=text, source=source: evidence.reader.content(text, source))  # type: ignore[misc]
@@ -261,7 +261,7 @@ def _take_lines(evidence: Evidence, file: Path, *, named: bool) -> None:
     before, read, ours = len(evidence.skipped), 0, False
     for source, content in () if file.name == HISTORY else _lines(evidence, file):
         read, ours = read + 1, ours or "schema" in content
-        if read == FOREIGN and not named and not ours:
+        if read == _FOREIGN and not named and not ours:
             break
         if (digest := content_sha256(content)) in evidence.lines:
             continue
@@ -285,7 +285,7 @@ def _begins_as_a_run(file: Path) -> bool:
         return False
     try:
         with file.open("rb") as opened:
-            return opened.read(NEAR).startswith(BEGINS)
+            return opened.read(_NEAR).startswith(_BEGINS)
     except OSError:
         return False
 
@@ -304,7 +304,7 @@ def _take_job(evidence: Evidence, file: Path) -> None:
     """List a job of a fleet that failed; ignore other files of that name, and jobs whose plan was named."""
     if file.resolve().parent.parent in evidence.fleets:
         return
-    content = evidence.read(file, lambda: SWEPT.json(file, dict[str, Any])) or {}
+    content = evidence.read(file, lambda: _SWEPT.json(file, dict[str, Any])) or {}
     if content.get("record") != JOB_KIND.name:
         return
     job = evidence.read(file, lambda: JOB_KIND.checked(content, str(file)))
@@ -314,7 +314,7 @@ def _take_job(evidence: Evidence, file: Path) -> None:
 
 def _take_sweep(evidence: Evidence, file: Path) -> None:
     """List the models of a sweep whose folders are missing, and take its probes; ignore other files of that name."""
-    content = evidence.read(file, lambda: SWEPT.json(file, dict[str, Any])) or {}
+    content = evidence.read(file, lambda: _SWEPT.json(file, dict[str, Any])) or {}
     points = content.get("points") if "request" in content else None
     for point in points if isinstance(points, list) else ():
         name = point.get("folder") if isinstance(point, dict) else None

@@ -16,8 +16,8 @@ from typing import Literal
 from edgevit.agent.layers import OPAQUE, Layer
 from edgevit.board.layers import LayerProfile
 
-Part = Literal["embedding", "attention", "FFN", "norms", "residuals", "head", "not shown", "no known name"]
-PARTS: tuple[Part, ...] = (
+_Part = Literal["embedding", "attention", "FFN", "norms", "residuals", "head", "not shown", "no known name"]
+PARTS: tuple[_Part, ...] = (
     "embedding",  # patches, class token, positions
     "attention",
     "FFN",
@@ -28,20 +28,20 @@ PARTS: tuple[Part, ...] = (
     "no known name",
 )
 
-BLOCK = re.compile(r"(?:^|[./])(?:blocks|layers?|resblocks)\.(\d+)(?=[./])")
-WITHIN: tuple[tuple[Part, re.Pattern[str]], ...] = (
+_BLOCK = re.compile(r"(?:^|[./])(?:blocks|layers?|resblocks)\.(\d+)(?=[./])")
+_WITHIN: tuple[tuple[_Part, re.Pattern[str]], ...] = (
     ("attention", re.compile(r"attn|attention")),
     ("norms", re.compile(r"norm|(?:^|[./])ln_?\d")),
     ("FFN", re.compile(r"mlp|ffn|fc\d|feed_forward|intermediate|output")),
     ("residuals", re.compile("")),
 )
-OUTSIDE: tuple[tuple[Part, re.Pattern[str]], ...] = (
+_OUTSIDE: tuple[tuple[_Part, re.Pattern[str]], ...] = (
     ("embedding", re.compile(r"embed|patch|cls_token|pos_|^model/")),
     ("norms", re.compile(r"norm|(?:^|[./])ln_")),
     ("head", re.compile(r"head|classifier|pool|(?:^|[./])fc")),
 )
 # Operators by how much they compute; all others come last.
-LARGE = (("MatMul", "Gemm", "Conv", "Attention", "Einsum"), ("Softmax", "LayerNormalization", "Gelu", "ReduceMean"))
+_LARGE = (("MatMul", "Gemm", "Conv", "Attention", "Einsum"), ("Softmax", "LayerNormalization", "Gelu", "ReduceMean"))
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LayerPlace:
     """The block and module of a layer."""
 
     block: int | None  # None: to none
-    part: Part
+    part: _Part
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Breakdown:
         """The share of the inference that so many ms are; 0 where layers all ran at the same time."""
         return ms / self.inference_ms if self.inference_ms > 0 else 0.0
 
-    def ms(self, *parts: Part, block: int | None = None, anywhere: bool = False) -> float:
+    def ms(self, *parts: _Part, block: int | None = None, anywhere: bool = False) -> float:
         """The time of these parts, or of all: in one block, outside of all blocks, or anywhere."""
         return sum(
             spent.ms
@@ -105,10 +105,10 @@ class Breakdown:
 
 def place_of(node: str) -> LayerPlace | None:
     """Where a node of the ONNX file belongs by its name; None: its name says nothing that is known."""
-    if matches := list(BLOCK.finditer(node)):
+    if matches := list(_BLOCK.finditer(node)):
         within = node[matches[-1].end() :].lower()
-        return LayerPlace(int(matches[-1][1]), next(part for part, words in WITHIN if words.search(within)))
-    return next((LayerPlace(None, part) for part, words in OUTSIDE if words.search(node.lower())), None)
+        return LayerPlace(int(matches[-1][1]), next(part for part, words in _WITHIN if words.search(within)))
+    return next((LayerPlace(None, part) for part, words in _OUTSIDE if words.search(node.lower())), None)
 
 
 def place_of_layer(layer: Layer) -> LayerPlace:
@@ -124,7 +124,7 @@ def place_of_layer(layer: Layer) -> LayerPlace:
 def _size(node: str) -> int:
     """The place of a node's operator in LARGE."""
     operator = re.sub(r"_\d+$", "", node.rpartition("/")[2])
-    return next((i for i, names in enumerate(LARGE) if operator in names), len(LARGE))
+    return next((i for i, names in enumerate(_LARGE) if operator in names), len(_LARGE))
 
 
 def break_down(profile: LayerProfile) -> Breakdown:

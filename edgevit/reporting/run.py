@@ -24,7 +24,7 @@ from edgevit.request import as_request, takes_options
 if TYPE_CHECKING:
     from edgevit.reporting.wrong import Wrong
 
-PAGE = Path("report.html")
+_PAGE = Path("report.html")
 _STANDARD_OUTPUT = Path("-")
 # What stands near the beginning of each: a file without it is somebody else's, and is not overwritten.
 MARKS: dict[Format, str] = {
@@ -33,7 +33,7 @@ MARKS: dict[Format, str] = {
     "csv": "task,images,place,take,",
     "json": '"report": "edgevit',
 }
-NEAR = 1000  # characters
+_NEAR = 1000  # characters
 # A byte order mark, without which Excel takes UTF-8 for the letters of its own region. JSON is for programs, whose CSV
 # readers may not know it; standard output has none, as it goes to them.
 _SPREADSHEET = "\ufeff"
@@ -84,7 +84,7 @@ def run(request: ReportRequest, progress: Progress | None = None) -> Report:
         raise OptionError(
             f"--thumbnails is for a page, and the format is {chosen}; leave it out, or give --format html"
         )
-    file = PAGE if output is None and chosen == "html" else output
+    file = _PAGE if output is None and chosen == "html" else output
     if output == _STANDARD_OUTPUT:
         file = None
     if file is not None:
@@ -132,14 +132,14 @@ def _format(requested: str | None, output: Path | None) -> Format:
 def _refuse_foreign(file: Path, format: Format) -> None:
     """Raise OutputError if the output file exists and is not a report."""
     if file.is_dir():
-        raise OutputError(f"{file} is a folder; give the name of a file, such as {file / PAGE}")
+        raise OutputError(f"{file} is a folder; give the name of a file, such as {file / _PAGE}")
     if not file.parent.is_dir():
         raise OutputError(
             f"{file.parent} is no folder, so {file} cannot be written; make it, or choose another --output"
         )
     if file.is_file():
         with writing(file), file.open(encoding="utf-8", errors="replace") as opened:
-            begins = opened.read(NEAR)
+            begins = opened.read(_NEAR)
         if begins and MARKS[format] not in begins:
             raise OutputError(f"{file} exists and is no report of this format, so it is not overwritten; remove it")
 

@@ -24,7 +24,7 @@ from edgevit.version import written_by
 
 _FIGURE_NAMES = {"p50": "of p50s", "mean": "of means", "processor": "of processor time"}
 MANY = 5  # models of which one is chosen by the images that it is told on
-PIPE = str.maketrans({"|": "\\|", "\n": " "})
+_PIPE = str.maketrans({"|": "\\|", "\n": " "})
 _TAG = re.compile("<(?=[a-zA-Z/!?])")  # as which Markdown takes a name like <b>, and shows nothing
 _FORMULAS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # with these a spreadsheet begins one, full-width characters too
 
@@ -410,7 +410,7 @@ def as_markdown(panels: Sequence[Panel], skipped: Sequence[Skipped], costs: Sequ
     for panel in panels:
         shown, chosen = columns(panel), panel.recommended()
         rows = [
-            [f"{column.text(entry)} {column.more(entry)}".strip().translate(PIPE) for column in shown]
+            [f"{column.text(entry)} {column.more(entry)}".strip().translate(_PIPE) for column in shown]
             for entry in panel.entries
         ]
         for row, entry in zip(rows, panel.entries, strict=True):

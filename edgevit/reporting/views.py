@@ -31,11 +31,11 @@ from edgevit.reporting.tables import (
 )
 from edgevit.text import format_count
 
-HEAD = ("place", "file", "batch", "p50 ms", "p90 ms", "p99 ms", "spread", "images/s", "W", "mJ/image", "engine MiB",
+_HEAD = ("place", "file", "batch", "p50 ms", "p90 ms", "p99 ms", "spread", "images/s", "W", "mJ/image", "engine MiB",
         "max C", "power mode")  # fmt: skip
-DIGITS = 12  # of a hash
+_DIGITS = 12  # of a hash
 _OF_TAB = 6  # of one that only tells two tasks apart
-OWN = 2  # classes in a tab
+_OWN = 2  # classes in a tab
 
 
 def tabs(panels: Sequence[Panel]) -> list[str]:
@@ -59,8 +59,8 @@ def _task_words(task: AccuracyTask, panels: Sequence[Panel]) -> list[str]:
     own_names = [
         name for name in task.classes if any(name not in competitor.classes for competitor in others)
     ] or task.classes
-    more = ", ..." if len(own_names) > OWN else ""
-    words = [f"{len(task.classes)} classes: {', '.join(own_names[:OWN])}{more}"]
+    more = ", ..." if len(own_names) > _OWN else ""
+    words = [f"{len(task.classes)} classes: {', '.join(own_names[:_OWN])}{more}"]
     if (data := task.data) is None:
         return [*words, task.images]
     words += [Path(data.data).name, f"seed {data.seed}"]
@@ -237,8 +237,8 @@ def _measured(model: GatheredModel, at: Sequence[LatencyPlace]) -> dict[str, Any
             more = [row.images_per_s, row.power_w, row.energy_mj, row.memory_engine_mib, row.temperature_max_c]
             cells = [place.title, run.model, str(row.batch), *map(three_digits, figures), f"{row.spread:.1%}"]
             rows.append([*cells, *map(three_digits, more), row.power_mode or "-"])
-    used = [i for i in range(len(HEAD)) if any(row[i] != "-" for row in rows)]
-    return {"head": [HEAD[i] for i in used], "rows": [[row[i] for i in used] for row in rows]}
+    used = [i for i in range(len(_HEAD)) if any(row[i] != "-" for row in rows)]
+    return {"head": [_HEAD[i] for i in used], "rows": [[row[i] for i in used] for row in rows]}
 
 
 def _warnings(model: GatheredModel, at: Sequence[LatencyPlace]) -> list[str]:
@@ -328,7 +328,7 @@ def _provenance(model: GatheredModel) -> list[tuple[str, str]]:
             counts = derivation.data.images
             parts = f"{counts.train} training, {counts.validation} validation and {counts.test} test images"
             rows += [("data", derivation.data.data), ("images", f"{parts}, seed {derivation.data.seed}")]
-            rows.append(("hash of the images", derivation.data.images_sha256[:DIGITS]))
+            rows.append(("hash of the images", derivation.data.images_sha256[:_DIGITS]))
         if derivation.similarity is not None:
             rows.append(("features", derivation.similarity.format()))
         if derivation.map is not None:
@@ -341,11 +341,11 @@ def _provenance(model: GatheredModel) -> list[tuple[str, str]]:
     if document is not None:
         rows += [
             ("classes", ", ".join(document.class_names) or ("not named" if document.output_kind == "logits" else "")),
-            ("weights", document.weights_sha256[:DIGITS]),
+            ("weights", document.weights_sha256[:_DIGITS]),
         ]
-        rows.append(("base's weights", document.base.weights_sha256[:DIGITS]))
+        rows.append(("base's weights", document.base.weights_sha256[:_DIGITS]))
     if model.imported is not None:
-        rows += [("file", model.imported.file), ("sha256", model.imported.file_sha256[:DIGITS])]
+        rows += [("file", model.imported.file), ("sha256", model.imported.file_sha256[:_DIGITS])]
     return [(name, value) for name, value in rows if value]
 
 

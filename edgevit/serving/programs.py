@@ -13,8 +13,8 @@ from edgevit.records.names import EXPORT
 from edgevit.records.precisions import FP16
 from edgevit.serving.model import ServedModel
 
-EXAMPLES = Path(__file__).with_name("examples")  # deploy/examples
-_CLASSIFY = EXAMPLES / "classify.py"
+_EXAMPLES = Path(__file__).with_name("examples")  # deploy/examples
+_CLASSIFY = _EXAMPLES / "classify.py"
 _CPP_INTERPOLATIONS = ("bilinear", "bicubic")
 
 
@@ -42,7 +42,7 @@ def write_cpp(served: ServedModel, folder: Path) -> list[str]:
     served.check_classes("cpp", "\n")
     if (interpolation := served.export.preprocessing["interpolation"]) not in _CPP_INTERPOLATIONS:
         raise ExportError(f"{served.folder}: the C++ program does not know {interpolation} interpolation; try --python")
-    for file in sorted((EXAMPLES / "cpp").iterdir()):
+    for file in sorted((_EXAMPLES / "cpp").iterdir()):
         shutil.copyfile(file, folder / file.name)
     try:
         text = runpy.run_path(str(_CLASSIFY))["plain"](EXPORT_KIND.content(served.export))

@@ -10,7 +10,7 @@ from edgevit.records.precisions import FP32
 from edgevit.serving.model import ServedModel
 
 MOST_IMAGES = 8  # of an ONNX file with a dynamic batch
-LABELS = "labels.txt"
+_LABELS = "labels.txt"
 _TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
 
 
@@ -30,7 +30,7 @@ def triton_config(served: ServedModel, *, labels: bool) -> str:
 
 def _tensor(tensor: EngineTensor, *, labels: bool = False) -> str:
     dims = ", ".join(str(size) for size in tensor.shape if size >= 0)
-    label = f' label_filename: "{LABELS}"' if labels else ""
+    label = f' label_filename: "{_LABELS}"' if labels else ""
     return f"{{ name: {json.dumps(tensor.name)} data_type: {_TYPES[tensor.dtype]} dims: [ {dims} ]{label} }}"
 
 
@@ -45,7 +45,7 @@ def write_triton(served: ServedModel, folder: Path) -> list[str]:
         served.check_classes("triton", "\n")
         names = {entry.column: entry.name for entry in classes}
         lines = (f"{names.get(column, '')}\n" for column in range(served.outputs[0].shape[1]))
-        (model / LABELS).write_text("".join(lines), encoding="utf-8")
+        (model / _LABELS).write_text("".join(lines), encoding="utf-8")
     (model / "config.pbtxt").write_text(triton_config(served, labels=labels), encoding="utf-8")
     return [
         "    tritonserver --model-repository=$PWD",

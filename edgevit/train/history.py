@@ -12,7 +12,7 @@ from edgevit.records.unfinished import STATE
 from edgevit.records.writing import write_whole, writing
 from edgevit.version import written_by
 
-UNFINISHED = replace(HISTORY_KIND, reader=STATE)
+_UNFINISHED = replace(HISTORY_KIND, reader=STATE)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class History:
             whole = [(place, line) for place, line in STATE.lines(self.path) if line.rstrip().endswith(b"}")]
             self.lines = [STATE.parse(line, dict[str, Any], place) for place, line in whole]
             for line in self.lines:
-                UNFINISHED.checked(line, str(self.path))
+                _UNFINISHED.checked(line, str(self.path))
 
     def add(self, *, stage: str, step: int, **figures: Any) -> None:
         line = HISTORY_KIND.content(HistoryLine(stage, step, written_by(), figures))

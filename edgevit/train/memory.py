@@ -15,7 +15,7 @@ from edgevit.records.precisions import FP32
 from edgevit.train.compute import Compute
 from edgevit.train.settings import Training
 
-GIB = 2**30
+_GIB = 2**30
 
 
 def memory_bytes(device: torch.device, root: Path = Path("/")) -> int:
@@ -60,6 +60,6 @@ def refuse_large_batch(network: Network, training: Training, compute: Compute) -
     fitting = [n for n in range(training.grad_accum, whole + 1) if whole % n == 0 and 2 * image * (whole // n) <= room]
     hint = f"try --grad-accum {fitting[0]}, which gives the same steps" if fitting else "try a smaller --batch-size"
     raise OptionError(
-        f"{whole // training.grad_accum} images at once hold at least {least / GIB:.1f} GiB, and {device} has "
-        f"{room / GIB:.1f} GiB; {hint}"
+        f"{whole // training.grad_accum} images at once hold at least {least / _GIB:.1f} GiB, and {device} has "
+        f"{room / _GIB:.1f} GiB; {hint}"
     )

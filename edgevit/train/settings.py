@@ -11,14 +11,14 @@ from edgevit.network.device import check_device_name
 from edgevit.numbers import COUNT, SEED, check_number
 from edgevit.request import COMPUTING, TRAINING, Option
 
-Precision = Literal["fp32", "bf16", "fp16"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-Schedule = Literal["constant", "cosine"]
-_SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine")
+_Precision = Literal["fp32", "bf16", "fp16"]
+_PRECISIONS: tuple[_Precision, ...] = get_args(_Precision)
+_Schedule = Literal["constant", "cosine"]
+_SCHEDULES: tuple[_Schedule, ...] = ("constant", "cosine")
 Teacher = Literal["none", "restricted", "finetuned"]
 _TEACHERS: tuple[Teacher, ...] = ("none", "restricted", "finetuned")
-TokenWeighting = Literal["alike", "sensitivity"]
-_TOKEN_WEIGHTINGS: tuple[TokenWeighting, ...] = ("alike", "sensitivity")
+_TokenWeighting = Literal["alike", "sensitivity"]
+_TOKEN_WEIGHTINGS: tuple[_TokenWeighting, ...] = ("alike", "sensitivity")
 # The fields of `Training` that describe the teacher.
 TEACHING = ("teacher", "teacher_weight", "teacher_temperature", "token_weight", "token_weighting", "token_depths")
 
@@ -42,7 +42,7 @@ _INTERVALS = (
 )
 
 
-Device = Annotated[str, Option("Device for torch: auto, cpu, cuda or cuda:1.", COMPUTING, common=True)]
+_Device = Annotated[str, Option("Device for torch: auto, cpu, cuda or cuda:1.", COMPUTING, common=True)]
 Workers = Annotated[
     int | None,
     Option(
@@ -68,7 +68,7 @@ class Training:
     )
     lr: Annotated[float, Option("Peak learning rate of AdamW.", TRAINING)] = 1e-4
     weight_decay: Annotated[float, Option("Weight decay of AdamW.", TRAINING)] = 0.05
-    schedule: Annotated[Schedule, Option("Learning-rate schedule: cosine (decays to 0) or constant.", TRAINING)] = (
+    schedule: Annotated[_Schedule, Option("Learning-rate schedule: cosine (decays to 0) or constant.", TRAINING)] = (
         "cosine"
     )
     warmup_steps: Annotated[
@@ -91,10 +91,10 @@ class Training:
         float, Option("Learning-rate factor from each block to the one before it; 1 trains all blocks alike.", TRAINING)
     ] = 1.0
     grad_accum: Annotated[int, Option("Number of micro-batches per step, to save memory.", TRAINING)] = 1
-    precision: Annotated[Precision, Option("Precision of training: fp32, bf16 or fp16 (on a GPU only).", TRAINING)] = (
-        PRECISIONS[0]
+    precision: Annotated[_Precision, Option("Precision of training: fp32, bf16 or fp16 (on a GPU only).", TRAINING)] = (
+        _PRECISIONS[0]
     )
-    device: Device = "auto"
+    device: _Device = "auto"
     workers: Workers = None
     seed: Annotated[int, Option("Seed of all random choices, including the split of the images.", COMPUTING)] = 42
     augment: Annotated[
@@ -138,7 +138,7 @@ class Training:
         ),
     ] = None
     token_weighting: Annotated[
-        TokenWeighting,
+        _TokenWeighting,
         Option("Weights of the tokens in that error: alike, or by the loss's sensitivity to each.", TRAINING),
     ] = "alike"
     token_depths: Annotated[
@@ -156,7 +156,7 @@ class Training:
             if (value := getattr(self, name)) is not None:
                 check_number(f"--{name.replace('_', '-')}", value, interval, hint)
         for kind, value, allowed in (
-            ("precision", self.precision, PRECISIONS),
+            ("precision", self.precision, _PRECISIONS),
             ("augmentation", self.augment, AUGMENTS),
             ("schedule", self.schedule, _SCHEDULES),
             ("teacher", self.teacher, (None, *_TEACHERS)),

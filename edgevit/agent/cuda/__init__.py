@@ -16,7 +16,7 @@ from ..runners import RunnerError
 if TYPE_CHECKING:
     from .pycuda import PycudaCuda
 
-LIBRARY = "EDGEVIT_CUDART"  # environment variable that names another libcudart; pycuda is not used then
+_LIBRARY = "EDGEVIT_CUDART"  # environment variable that names another libcudart; pycuda is not used then
 
 
 class Cuda(Protocol):
@@ -76,7 +76,7 @@ def open_cuda(*, spin: bool | None = None) -> Cuda:
     """
     from .runtime import NoRuntimeError, RuntimeCuda
 
-    library = os.environ.get(LIBRARY)
+    library = os.environ.get(_LIBRARY)
     bound = _pycuda() if library is None else None
     if bound is not None and bound.graphs:
         return bound(spin)

@@ -19,7 +19,7 @@ NAMES = (
 )
 
 # Every function used and its arguments; all return an error code but the two that name one.
-FUNCTIONS: dict[str, tuple[Any, ...]] = {
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cudaGetDeviceCount": (POINTER(c_int),),
     "cudaRuntimeGetVersion": (POINTER(c_int),),
     "cudaDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
@@ -58,10 +58,10 @@ _NON_BLOCKING_STREAM = 1  # does not wait for the default stream, which cannot b
 _BLOCKING_EVENT = 1
 _THREAD_LOCAL = 1  # cudaStreamCaptureMode: calls of other threads do not spoil the capture
 _PROPERTIES_BYTES = 16384  # cudaDeviceProp grows with every CUDA; it has always begun with the name, 256 bytes
-NAME_BYTES = 256
+_NAME_BYTES = 256
 
 _DRIVER = "in a container, start it with `--runtime nvidia`; else see which it is with `ldconfig -p | grep libcudart`"
-HINTS = {
+_HINTS = {
     "cudaErrorMemoryAllocation": "close other programs, try a smaller --batch, or reboot the board",
     "cudaErrorInsufficientDriver": _DRIVER,
     "cudaErrorNoDevice": _DRIVER,
@@ -83,7 +83,7 @@ def _load(library: str | None) -> ctypes.CDLL:
     for name in (library,) if library else NAMES:
         try:
             loaded = ctypes.CDLL(name)
-            for function, arguments in FUNCTIONS.items():
+            for function, arguments in _FUNCTIONS.items():
                 getattr(loaded, function).argtypes = arguments
                 getattr(loaded, function).restype = c_int
             for function in _NAMERS:
@@ -133,7 +133,7 @@ class RuntimeCuda:
         self._library.cudaGetLastError()  # forget it, or TensorRT finds it and takes it for its own
         name = self._library.cudaGetErrorName(code).decode()
         text = self._library.cudaGetErrorString(code).decode()
-        hint = HINTS.get(name)
+        hint = _HINTS.get(name)
         return f"{function}: {text} ({name})" + (f"; {hint}" if hint else "")
 
     def _register(self, free: str, handle: Any) -> int:
@@ -150,7 +150,7 @@ class RuntimeCuda:
             self._call("cudaDeviceGetAttribute", value, attribute, 0)
         self._call("cudaGetDeviceProperties", properties, 0)
         return {
-            "device": properties.raw[:NAME_BYTES].split(b"\0")[0].decode(errors="replace"),
+            "device": properties.raw[:_NAME_BYTES].split(b"\0")[0].decode(errors="replace"),
             "sms": sms.value,
             "capability": f"{major.value}.{minor.value}",
             "runtime": f"{version.value // 1000}.{version.value % 1000 // 10}",

@@ -10,7 +10,7 @@ from typing import Any
 from ..jetson import cpufreq, gpu_devfreq
 from ..kernel import read_integer
 
-EMC = "sys/kernel/debug/bpmp/debug/clk/emc/rate"
+_EMC = "sys/kernel/debug/bpmp/debug/clk/emc/rate"
 
 
 class Meter:
@@ -24,7 +24,7 @@ class Meter:
 
     def read(self) -> None:
         gpu = gpu_devfreq(self.root)  # first, as it may slow down while nothing runs on it
-        hz = {"gpu": read_integer(gpu, "cur_freq") if gpu else None, "emc": read_integer(self.root, EMC)}
+        hz = {"gpu": read_integer(gpu, "cur_freq") if gpu else None, "emc": read_integer(self.root, _EMC)}
         khz = {core: read_integer(folder, "scaling_cur_freq") for core, folder in cpufreq(self.root).items()}
         khz.update((name, speed // 1000) for name, speed in hz.items() if speed is not None)
         self.readings.append({name: speed for name, speed in khz.items() if speed is not None})

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..kernel import integer, read_bytes, read_text
 
-NVMAP = "sys/kernel/debug/nvmap/iovmm/clients"
-UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_NVMAP = "sys/kernel/debug/nvmap/iovmm/clients"
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class Meter:
@@ -28,7 +28,7 @@ class Meter:
 
     def read(self) -> None:
         self.available.append(read_bytes(self.root, "proc/meminfo", "MemAvailable"))
-        nvmap = parse_nvmap(read_text(self.root, NVMAP) or "", os.getpid())
+        nvmap = parse_nvmap(read_text(self.root, _NVMAP) or "", os.getpid())
         if nvmap is not None:
             self.nvmap.append(nvmap)
 
@@ -61,5 +61,5 @@ def parse_nvmap(text: str, pid: int) -> int | None:
 
 
 def _size(text: str) -> int | None:
-    number = integer(text[:-1] if text[-1] in UNITS else text)
-    return None if number is None else number * UNITS.get(text[-1], 1)
+    number = integer(text[:-1] if text[-1] in _UNITS else text)
+    return None if number is None else number * _UNITS.get(text[-1], 1)

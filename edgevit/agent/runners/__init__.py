@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Protocol, Seque
 if TYPE_CHECKING:
     from ..layers import Layer
 
-SHARED = "shared"
+_SHARED = "shared"
 
 
 class RunnerError(Exception):
@@ -102,7 +102,7 @@ def runner_options(name: str) -> list[str]:
 def option_types(name: str) -> Dict[str, str]:
     """The options of a runner with their types as its file writes them, such as `int | None`."""
     _model, _batch, *options = inspect.signature(import_runner(name).open_runner).parameters.values()
-    return {option.name: str(option.annotation) for option in options if option.name != SHARED}
+    return {option.name: str(option.annotation) for option in options if option.name != _SHARED}
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def open_shared(runner: ModuleType, model: str, batch: int, options: Dict[str, A
     Raises:
         AloneError, RunnerError: as their names say.
     """
-    shared = {SHARED: True} if SHARED in inspect.signature(runner.open_runner).parameters else {}
+    shared = {_SHARED: True} if _SHARED in inspect.signature(runner.open_runner).parameters else {}
     with ExitStack() as opened:
         try:
             loaded = opened.enter_context(runner.open_runner(model, batch, **options, **shared))

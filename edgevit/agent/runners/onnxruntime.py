@@ -30,9 +30,9 @@ PROVIDERS = {
     "tensorrt": ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
 }
 
-DEVICES = {"cpu": "cpu", "cuda": "cuda", "tensorrt": "cuda"}
+_DEVICES = {"cpu": "cpu", "cuda": "cuda", "tensorrt": "cuda"}
 
-DTYPES = {
+_DTYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
     "tensor(double)": "float64",
@@ -66,7 +66,7 @@ def open_runner(
         "threads": str(threads),
         "transfers": "included" if transfers else "excluded",
     }
-    infer = (lambda: session.run(None, feed)) if transfers else _bound(session, feed, DEVICES[provider])
+    infer = (lambda: session.run(None, feed)) if transfers else _bound(session, feed, _DEVICES[provider])
     yield Loaded(infer, session.get_providers()[0], environment, feed=_feeder(feed) if transfers else None)
 
 
@@ -123,7 +123,7 @@ def _share_threads(options: ort.SessionOptions) -> None:
 
 
 # ONNX Runtime 1.23 fails in it, and 1.31 does not, on an fp16 file whose LayerNorm is decomposed and in fp32.
-BROKEN_FUSION = "SimplifiedLayerNormFusion"
+_BROKEN_FUSION = "SimplifiedLayerNormFusion"
 
 
 def _bound(session: ort.InferenceSession, feed: dict[str, Any], device: str) -> Callable[[], object]:
@@ -169,9 +169,9 @@ def _open_session(
         try:
             session = ort.InferenceSession(model, options, providers=_with_options(providers, model))
         except RuntimeException as error:
-            if BROKEN_FUSION not in str(error):
+            if _BROKEN_FUSION not in str(error):
                 raise
-            without = {"disabled_optimizers": [BROKEN_FUSION]}
+            without = {"disabled_optimizers": [_BROKEN_FUSION]}
             session = ort.InferenceSession(model, options, providers=_with_options(providers, model), **without)
     except InvalidProtobuf as error:
         raise RunnerError(
@@ -223,10 +223,10 @@ def _random_inputs(session: ort.InferenceSession, batch: int) -> dict[str, Any]:
     generator = np.random.default_rng(0)
     feed = {}
     for declared in session.get_inputs():
-        if declared.type not in DTYPES:
-            raise RunnerError(f"input {declared.name!r} is a {declared.type}; known: {', '.join(DTYPES)}")
+        if declared.type not in _DTYPES:
+            raise RunnerError(f"input {declared.name!r} is a {declared.type}; known: {', '.join(_DTYPES)}")
         shape = _shape(declared.name, declared.shape, batch)
-        dtype = np.dtype(DTYPES[declared.type])
+        dtype = np.dtype(_DTYPES[declared.type])
         # Few and small integers: they may be labels or indices.
         values = generator.standard_normal(shape) if dtype.kind == "f" else generator.integers(0, 2, shape)
         feed[declared.name] = values.astype(dtype)

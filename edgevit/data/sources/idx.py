@@ -21,21 +21,21 @@ from edgevit.errors import DataError
 from edgevit.records.reading import AS_STORED, Reading
 
 _NAME = re.compile(r"(?P<before>.*?)(?P<kind>images|labels)[-.]idx[13]-ubyte(\.gz)?")
-PARTS: dict[str, Part] = {"train": "train", "t10k": "test", "test": "test"}
+_PARTS: dict[str, Part] = {"train": "train", "t10k": "test", "test": "test"}
 _DIMENSIONS = {"images": 3, "labels": 1}
 _UNSIGNED_BYTE = 0x08  # the type code of images and labels
 _AGAIN = "copy or unpack it again"
 
-Pair = dict[str, Path]  # the file of "images" and that of "labels"
+_Pair = dict[str, Path]  # the file of "images" and that of "labels"
 
 
 def _part(before: str) -> Part | None:
-    return next((part for word, part in PARTS.items() if word in before.lower()), None)
+    return next((part for word, part in _PARTS.items() if word in before.lower()), None)
 
 
-def _find_pairs(folder: Path) -> dict[tuple[str, Part], Pair]:
+def _find_pairs(folder: Path) -> dict[tuple[str, Part], _Pair]:
     """List the pairs of files in a folder, complete or not; a plain file is preferred to the same as .gz."""
-    pairs: dict[tuple[str, Part], Pair] = {}
+    pairs: dict[tuple[str, Part], _Pair] = {}
     for file in sorted(folder.iterdir(), reverse=True):  # .gz first, so that a plain file replaces it
         match = _NAME.fullmatch(file.name)
         if match and file.is_file() and (part := _part(match["before"])):
@@ -48,13 +48,13 @@ def _folder(data: str) -> Path | None:
     return next((folder for folder in folders if folder.is_dir() and _find_pairs(folder)), None)
 
 
-def _pairs(folder: Path) -> dict[Part, Pair]:
+def _pairs(folder: Path) -> dict[Part, _Pair]:
     """Find the pair of each part.
 
     Raises:
         DataError: a pair lacks a file, there is no training part, or a part has several pairs.
     """
-    pairs: dict[Part, Pair] = {}
+    pairs: dict[Part, _Pair] = {}
     for (before, part), pair in sorted(_find_pairs(folder).items()):
         for kind, partner in (("images", "labels"), ("labels", "images")):
             if kind not in pair:
@@ -90,7 +90,7 @@ def _load(file: Path, kind: str) -> tuple[tuple[int, ...], bytes]:
     return shape, content[start:]
 
 
-def _labels(pair: Pair) -> bytes:
+def _labels(pair: _Pair) -> bytes:
     return _load(pair["labels"], "labels")[1]
 
 
@@ -126,7 +126,7 @@ class Idx:
         return Image.fromarray(images[at - self.first_test if test else at]).convert("RGB")
 
 
-def _names(pairs: dict[Part, Pair]) -> tuple[str, ...]:
+def _names(pairs: dict[Part, _Pair]) -> tuple[str, ...]:
     return tuple(str(label) for label in sorted(set(_labels(pairs["train"]))))
 
 

@@ -49,17 +49,17 @@ def _column(column: str, header: list[str], table: Path) -> int | None:
     )
 
 
-Rows = dict[Part, dict[str, list[Reference]]]
+_Rows = dict[Part, dict[str, list[Reference]]]
 
 
 @lru_cache(maxsize=4)
-def _read(table: Path, changed_ns: int) -> Rows:
+def _read(table: Path, changed_ns: int) -> _Rows:
     """Read the files of each class in each part.
 
     Raises:
         DataError: the table cannot be read, lacks a column or a value, or gives a file two classes or parts.
     """
-    rows: Rows = {}
+    rows: _Rows = {}
     places: dict[str, tuple[Part, str]] = {}
     try:
         if table.stat().st_size > _LIMIT_BYTES:

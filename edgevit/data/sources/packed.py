@@ -37,7 +37,7 @@ _LARGE_BYTES = 10**9
 _RATIO = 100  # of the unpacked size to the packed one, beyond which a large file is no data set
 _BLOCK_BYTES = 4096  # which the smallest file takes on a disk
 
-Row = tuple[str, int | str, Part]  # file, label, part
+_Row = tuple[str, int | str, Part]  # file, label, part
 
 
 def _parquet_files(path: Path) -> list[Path]:
@@ -86,7 +86,7 @@ def _unpacked(data: str) -> Path:
                 with new_folder(folder) as temporary:
                     (temporary / FILES).mkdir()
                     if parquet_files:
-                        rows: list[Row] = []
+                        rows: list[_Row] = []
                         _write(_of_parquet(files, parts, rows), temporary / FILES, data, packed_bytes)
                         names = parquet.find_columns(files[0]).names
                     else:
@@ -117,7 +117,7 @@ def _parts(files: Sequence[Path]) -> list[Part]:
     return parts if len(set(parts)) > 1 else ["train" for _ in parts]
 
 
-def _of_parquet(files: Sequence[Path], parts: Sequence[Part], rows: list[Row]) -> Iterator[Member]:
+def _of_parquet(files: Sequence[Path], parts: Sequence[Part], rows: list[_Row]) -> Iterator[Member]:
     """The images of Parquet files; their labels are appended to `rows`."""
     for index, (file, part) in enumerate(zip(files, parts, strict=True)):
         for number, (image, label) in enumerate(parquet.rows(file)):
@@ -151,7 +151,7 @@ def _write(packed: Iterator[Member], folder: Path, data: str, packed_bytes: int)
             raise DataError(f"{data} holds {str(path)!r} twice, or as a file and a folder; pack it again") from None
 
 
-def _pairs(folder: Path, data: str) -> list[Row]:
+def _pairs(folder: Path, data: str) -> list[_Row]:
     """The rows of a WebDataset: images and their labels in files of one name; empty if it is none.
 
     Raises:
@@ -177,7 +177,7 @@ def _pairs(folder: Path, data: str) -> list[Row]:
     return [(path.name, labels[path.name.partition(".")[0]], "train") for path in images] if labels else []
 
 
-def _write_table(table: Path, rows: Sequence[Row], names: Sequence[str] | None) -> None:
+def _write_table(table: Path, rows: Sequence[_Row], names: Sequence[str] | None) -> None:
     """Write a table of labels, class by class: in the order of the numbers, or by name."""
     if all(isinstance(label, int) for _, label, _ in rows):
         width = max(len(str(label)) for _, label, _ in rows)

@@ -25,7 +25,7 @@ MEASURED = ("ms", "mj")  # quantities that a cost table counts
 MeasuredBudget = Literal["ms", "mj", "fps"]
 MEASURED_BUDGETS: tuple[MeasuredBudget, ...] = ("ms", "mj", "fps")  # options; fps is converted to ms
 _USE_BASE = "use `edgevit base`"
-ROUNDING = 1e-9  # relative error of sums of measured costs; MACs and parameters are whole numbers
+_ROUNDING = 1e-9  # relative error of sums of measured costs; MACs and parameters are whole numbers
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Budget:
 
     def allows(self, cost: float) -> bool:
         """Tell whether a model of this cost is within the limit."""
-        return cost <= self.limit * (1 + ROUNDING if self.quantity in MEASURED else 1)
+        return cost <= self.limit * (1 + _ROUNDING if self.quantity in MEASURED else 1)
 
     def text(self, cost: float) -> str:
         """Format a cost: 1.25 G MACs, 4.2 ms."""

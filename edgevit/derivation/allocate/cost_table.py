@@ -56,9 +56,9 @@ from edgevit.records.model import SITE_AXES, Dimension, Size, SizeAxis
 READER = Reader(CostTableError, hint="correct it, or measure again with `edgevit cost`")
 SCHEMA = 1
 Name = TypeVar("Name", bound=str)
-SHARED = ("embed", "tokens")  # axes along which all parts are listed for the same sizes
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_SHARED = ("embed", "tokens")  # axes along which all parts are listed for the same sizes
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Origin(BaseModel, extra="forbid", frozen=True):
@@ -134,7 +134,7 @@ class BaseSizes(BaseModel, extra="forbid", frozen=True):
     @property
     def whole(self) -> list[dict[str, int]]:
         """The width of the embedding and the number of tokens of each stage."""
-        return [{axis: getattr(stage, axis) for axis in SHARED} for stage in self.stages or (self,)]
+        return [{axis: getattr(stage, axis) for axis in _SHARED} for stage in self.stages or (self,)]
 
     @model_validator(mode="after")
     def _is_consistent(self) -> BaseSizes:
@@ -174,8 +174,8 @@ class PartCost(BaseModel, extra="forbid", frozen=True):
     embed: Size | None = None  # None: the base's own
     tokens: Size | None = None  # None: all
     stage: Size | None = None  # None: the first
-    ms: Finite
-    mj: Finite | None = None
+    ms: _Finite
+    mj: _Finite | None = None
 
     def key(self, base: BaseSizes) -> tuple[int, ...]:
         """Return the sizes that the cost depends on."""
@@ -207,7 +207,7 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
     schema_: Literal[1] = Field(alias="schema")
     measured_on: str = Field(min_length=1)  # board, power mode, precision, batch: for people
     origin: Origin | None = None
-    noise: NonNegative | None = None
+    noise: _NonNegative | None = None
     base: BaseSizes
     costs: tuple[PartCost, ...] = Field(min_length=1)
 
@@ -265,7 +265,7 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
     def _axes_of(self, stage: int) -> dict[Part, list[list[int]]]:
         """Return the axes of a stage; all its parts share those of the embedding and of tokens."""
         sizes: dict[tuple[str, Part | None], set[int]] = defaultdict(set)
-        names = {part: [(axis, None if axis in SHARED else part) for axis in axes] for part, axes in AXES.items()}
+        names = {part: [(axis, None if axis in _SHARED else part) for axis in axes] for part, axes in AXES.items()}
         for part, keys in self._keys[stage].items():
             for name, column in zip(names[part], zip(*keys, strict=True), strict=bool(keys)):
                 sizes[name] |= set(column)

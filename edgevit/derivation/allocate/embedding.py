@@ -40,15 +40,15 @@ from edgevit.derivation.solve.embedding import encoder
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.network import Network
 
-STEPS = 12  # widths, evenly spaced
-LEAST = 2  # of these steps that always remain
+_STEPS = 12  # widths, evenly spaced
+_LEAST = 2  # of these steps that always remain
 
 T = TypeVar("T")
 
 
 def ladder(embed: int, multiple: int) -> list[int]:
     """Widths that the embedding may have, the widest first: its own, and multiples of `multiple` below."""
-    below = {round(embed * k / STEPS / multiple) * multiple for k in range(LEAST, STEPS)}
+    below = {round(embed * k / _STEPS / multiple) * multiple for k in range(_LEAST, _STEPS)}
     return [embed, *sorted((width for width in below if 2 <= width < embed), reverse=True)]
 
 

@@ -48,7 +48,7 @@ class BlockMenu:
 
 
 # Per block the attention and the FFN, None if removed; None for a removed block.
-Allocation = list[tuple[Choice | None, Choice | None] | None]
+_Allocation = list[tuple[Choice | None, Choice | None] | None]
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class _Front:
         return bisect_right(self.costs, cost) - 1
 
 
-Sites = tuple[bool, bool]  # whether attention and FFN exist
+_Sites = tuple[bool, bool]  # whether attention and FFN exist
 
 
 @dataclass(frozen=True)
 class _Block:
     """The candidates of a block: combinations of sites, with a front for each site."""
 
-    ways: dict[Sites, tuple[_Front, ...]]
+    ways: dict[_Sites, tuple[_Front, ...]]
     dropped: float | None
 
     @property
@@ -90,7 +90,7 @@ class _Block:
 
 
 def _block(menu: BlockMenu, grains: int) -> _Block:
-    ways: dict[Sites, tuple[_Front, ...]] = {}
+    ways: dict[_Sites, tuple[_Front, ...]] = {}
     if menu.attention and menu.ffn:
         ways[True, True] = _front(menu.attention, grains), _front(menu.ffn, grains)
     if menu.attention_alone:
@@ -155,16 +155,16 @@ def _steps(front: _Front, offset: int, bin_size: int, room_bins: int) -> _Steps:
     return _Steps(list(within), list(within.values()))
 
 
-Selection = tuple[Sites, list[int]]  # the sites of a block, and the index in the front of each
+_Selection = tuple[_Sites, list[int]]  # the sites of a block, and the index in the front of each
 
 
-def _solve(blocks: Sequence[_Block], bin_size: int, room_bins: int) -> list[Selection | None] | None:
+def _solve(blocks: Sequence[_Block], bin_size: int, room_bins: int) -> list[_Selection | None] | None:
     """Select for each block, None if it is removed; None if even the cheapest choices, rounded up, do not fit."""
     best: NDArray[np.float64] = np.zeros(room_bins + 1)  # least loss of the blocks so far within so many bins
     tables = []
     for block in blocks:
         without = best
-        ways: list[tuple[Sites, list[tuple[_Steps, NDArray[Any]]]]] = []
+        ways: list[tuple[_Sites, list[tuple[_Steps, NDArray[Any]]]]] = []
         best = np.full(room_bins + 1, np.inf)
         which: NDArray[Any] = np.zeros(room_bins + 1, np.int8)
         for sites, way in block.ways.items():
@@ -182,7 +182,7 @@ def _solve(blocks: Sequence[_Block], bin_size: int, room_bins: int) -> list[Sele
         tables.append((ways, which))
     if not np.isfinite(best[-1]):
         return None
-    selections: list[Selection | None] = []
+    selections: list[_Selection | None] = []
     at = room_bins
     for ways, which in reversed(tables):
         if which[at] < 0:
@@ -198,9 +198,9 @@ def _solve(blocks: Sequence[_Block], bin_size: int, room_bins: int) -> list[Sele
     return selections[::-1]
 
 
-def _cheapest(blocks: Sequence[_Block]) -> list[Selection | None]:
+def _cheapest(blocks: Sequence[_Block]) -> list[_Selection | None]:
     """Select the cheapest candidate of every block, or its removal; of equal costs, the one of the least loss."""
-    selections: list[Selection | None] = []
+    selections: list[_Selection | None] = []
     for block in blocks:
         ways = [
             (sum(f.costs[0] for f in way), sum(f.choices[0].loss for f in way), (sites, [0] * len(way)))
@@ -227,7 +227,7 @@ def _spend(fronts: Sequence[_Front], indices: list[int], slack: int) -> None:
         indices[k] = j
 
 
-def allocate(menus: Sequence[BlockMenu], limit: float, *, bins: int = 20_000) -> Allocation:
+def allocate(menus: Sequence[BlockMenu], limit: float, *, bins: int = 20_000) -> _Allocation:
     """Choose sizes for every block with the least total loss, at a total cost of at most `limit`.
 
     The result is exact if the costs beyond the cheapest choices have a common divisor that gives at most `bins` bins.
@@ -260,7 +260,7 @@ def allocate(menus: Sequence[BlockMenu], limit: float, *, bins: int = 20_000) ->
     _spend(fronts, indices, whole - spent)
     choices = iter([f.choices[i] for f, i in zip(fronts, indices, strict=True)])
 
-    def chosen(sites: Sites) -> tuple[Choice | None, Choice | None]:
+    def chosen(sites: _Sites) -> tuple[Choice | None, Choice | None]:
         attention, ffn = (next(choices) if exists else None for exists in sites)
         return attention, ffn
 

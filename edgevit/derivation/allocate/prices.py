@@ -39,7 +39,7 @@ NAMES = ("outside the blocks", "attention", "FFN", "blocks beyond their attentio
 MOST_SAVED = 0.9  # largest saving of a block beyond the sum of its sites, as a share of its smallest attention
 DECIMALS = 9  # of an interpolated cost: costs are added as decimal numbers
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class SizeGrid:
     """The costs of a part on a full grid of sizes."""
 
     sizes: tuple[NDArray[np.int64], ...]  # along each axis, rising
-    costs: Floats  # one dimension for each axis
+    costs: _Floats  # one dimension for each axis
 
     def at(self, axis: int, size: int) -> SizeGrid:
         """Fix the size along an axis: below the smallest the smallest counts, between two costs are interpolated."""

@@ -32,7 +32,7 @@ def enough_images(network: Network) -> int:
 # up to 17 times as much on other images with the fewest as with 512, and up to 1.2 times with so many (lab log).
 _STABLE = 32
 # An embedding of a third and less loses half as much with refined directions; a wider one loses next to nothing.
-FEW = 3
+_FEW = 3
 
 
 def stable_images(network: Network) -> int:
@@ -85,7 +85,7 @@ class TokenStatistics:
     def encoder(self, width: int) -> Tensor:
         """The matrix [d', d] for d' = `width`: of the largest directions, or of refined ones where these are few."""
         directions = self.directions
-        if FEW * width <= len(directions):
+        if _FEW * width <= len(directions):
             whole = [from_triangle(groups.mean(0)) for groups in self.moments]
             directions = refined(directions, width, whole, self.worth.tolist())
         return encoder(directions, width)

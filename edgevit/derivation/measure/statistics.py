@@ -22,7 +22,7 @@ from edgevit.train.products import exact_sums
 # What the error of a factorised attention is measured on: the weights alone, the block's own input tokens, or these
 # tokens weighted by what the loss would lose with them.
 Factorisation = Literal["weights", "activations", "tokens"]
-PANELS = 8  # a symmetric sum of outer products costs 9/16 of a full one when split into so many
+_PANELS = 8  # a symmetric sum of outer products costs 9/16 of a full one when split into so many
 _LEAST_PANEL = 96  # rows: of narrower ones a product takes longer than it saves
 
 
@@ -63,7 +63,7 @@ def add_outer(total: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
     undefined until `symmetric`.
     """
     rows = x[:, : len(total)] if weight is None else x[:, : len(total)] * weight.unsqueeze(1)
-    step = max(ceil(len(total) / PANELS), _LEAST_PANEL)
+    step = max(ceil(len(total) / _PANELS), _LEAST_PANEL)
     with exact_sums(x.device):
         for start in range(0, len(total), step):
             total[start : start + step, start:] += rows[:, start : start + step].mT @ x[:, start:]

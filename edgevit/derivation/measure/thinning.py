@@ -17,7 +17,7 @@ from edgevit.network.network import Network
 
 ENOUGH_TOKENS = 25_000  # for any sum
 GROUPS = 2  # of images: what is fitted to some is judged on the others
-RUN = 8  # neighbouring images in one group, as neighbours in a listing are often alike
+_RUN = 8  # neighbouring images in one group, as neighbours in a listing are often alike
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Thinning:
 
         Runs of neighbouring images alternate, so that groups have the same classes.
         """
-        of_images = torch.arange(len(tokens), device=tokens.device) // RUN % GROUPS
+        of_images = torch.arange(len(tokens), device=tokens.device) // _RUN % GROUPS
         return self.of(of_images[:, None, None].expand(-1, tokens.shape[1], 1)).squeeze(1)
 
     def _indices(self, images: int, device: torch.device) -> Tensor:

@@ -96,7 +96,7 @@ from types import ModuleType
 
 from edgevit.errors import UnknownNameError
 
-BASELINES = "edgevit.baselines"  # imported by name: that package is built on this one
+_BASELINES = "edgevit.baselines"  # imported by name: that package is built on this one
 
 
 def method_names() -> list[str]:
@@ -111,14 +111,14 @@ def own_method_names() -> list[str]:
 
 def baseline_names() -> list[str]:
     """List the published methods that edgevit's own are compared with: the files of `edgevit/baselines`."""
-    modules = pkgutil.iter_modules(import_module(BASELINES).__path__)
+    modules = pkgutil.iter_modules(import_module(_BASELINES).__path__)
     return sorted(module.name for module in modules if not module.ispkg)
 
 
 def method_module(name: str) -> str:
     """Name a method's module: `methods.<name>`, `methods.<name>.method` if it is a folder, or `baselines.<name>`."""
     if name in baseline_names():
-        return f"{BASELINES}.{name}"
+        return f"{_BASELINES}.{name}"
     is_folder = {module.name: module.ispkg for module in pkgutil.iter_modules(__path__)}
     return f"{__name__}.{name}{'.method' if is_folder[name] else ''}"
 

@@ -31,7 +31,7 @@ from edgevit.train.products import multiplies_bf16
 
 IMAGES = 300  # of the validation part at most: a difference of 4 points in one direction shows
 _NORMALISATIONS = ((IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), ((0.5,) * 3, (0.5,) * 3), ((0.0,) * 3, (1.0,) * 3))
-LEAST_IMAGES = 5  # of a class, to say which output answers for it
+_LEAST_IMAGES = 5  # of a class, to say which output answers for it
 _AGREEING = 3  # or so many, if one output answers all of them
 ACCEPT_WEAK, ACCEPT_PREPROCESSING = "--accept-weak-base", "--accept-preprocessing"
 
@@ -97,7 +97,7 @@ class Answers:
         majority, misassigned, messages, judged = {}, {}, {}, 0
         for column, outputs in answers.items():
             (top, count), images = outputs.most_common(1)[0], outputs.total()
-            enough = images >= LEAST_IMAGES
+            enough = images >= _LEAST_IMAGES
             if not (enough or _AGREEING <= images == count):
                 continue
             judged += 1

@@ -21,8 +21,8 @@ from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network
 from edgevit.train.passes import Passes
 
-JUDGED = 5000  # training images, at most, on which blocks are judged
-STAGE = "train after blocks"
+_JUDGED = 5000  # training images, at most, on which blocks are judged
+_STAGE = "train after blocks"
 
 
 def removable_blocks(network: Network) -> list[int]:
@@ -100,14 +100,14 @@ def shorten(derived: Derived, problem: Problem, teacher: Network, count: int) ->
     Args:
         teacher: the problem's network as it was before the method, which may have trained it.
     """
-    images = problem.task.train.subset(JUDGED)
+    images = problem.task.train.subset(_JUDGED)
     with problem.stopwatch.stage("depth"):
         removed = least_missed_blocks(derived.network, images, count, problem.passes)
     network = without_blocks(derived.network, removed)
     plan = Plan(tuple(b for i, b in enumerate(derived.plan.blocks) if i not in removed), derived.plan.embed)
     problem = replace(problem, network=teacher)
     distillation = distillation_for(problem, plan.embed, plan.kept_blocks)
-    done = train_for(problem, network, stage=STAGE, distillation=distillation, keep="best", folder="train-depth")
+    done = train_for(problem, network, stage=_STAGE, distillation=distillation, keep="best", folder="train-depth")
     facts = {
         **derived.facts,
         "kept_blocks": plan.kept_blocks,

@@ -26,10 +26,10 @@ from edgevit.records.derivation import SimilarityRecord
 from edgevit.records.model import OutputKind, TokenOutput
 from edgevit.train.passes import Passes
 
-KINDS: Mapping[str, OutputKind] = {"map:foreground": "foreground", "map:classes": "classes"}  # map: the base's own
+_KINDS: Mapping[str, OutputKind] = {"map:foreground": "foreground", "map:classes": "classes"}  # map: the base's own
 _MAP_IMAGES = 100  # the same for maps and for features of tokens, which have many values
 _UNIT_IMAGES = 1000  # of the training part at most, whose features give the unit of each channel
-NEIGHBOURS = 10  # nearest images, of which a derived model should have the same ones
+_NEIGHBOURS = 10  # nearest images, of which a derived model should have the same ones
 
 
 def unlabelled_model(base: Model | Headless, output: str) -> Model:
@@ -44,7 +44,7 @@ def unlabelled_model(base: Model | Headless, output: str) -> Model:
         has = model.spec.output_text if model.spec.builder else f"no {asked}: there is no head of your own"
         raise OptionError(f"--output {output}: the output of this base is {has}; try --output {puts_out}")
     if not puts_out_features(output):
-        return Model(model, replace(model.spec, output=KINDS.get(output, model.spec.output)), model.release)
+        return Model(model, replace(model.spec, output=_KINDS.get(output, model.spec.output)), model.release)
     tokens, depths = tokens_of_output(output), depths_of(output)
     if model.spec.output == "features":
         if (model.spec.tokens, model.spec.depths) != (tokens, depths):
@@ -162,12 +162,12 @@ def same_neighbours(reference: Tensor, features: Tensor) -> float | None:
 
     None: there are not twice as many images as neighbours. Shapes: both [N, ...].
     """
-    if len(reference) < 2 * NEIGHBOURS:
+    if len(reference) < 2 * _NEIGHBOURS:
         return None
     nearest = []
     for each in (reference, features):
         directions = F.normalize(each.flatten(1).double(), dim=1)
         cosines = directions @ directions.mT
         cosines.fill_diagonal_(-2)
-        nearest.append(torch.zeros_like(cosines).scatter_(1, cosines.topk(NEIGHBOURS).indices, 1))
+        nearest.append(torch.zeros_like(cosines).scatter_(1, cosines.topk(_NEIGHBOURS).indices, 1))
     return float((nearest[0] * nearest[1]).sum() / nearest[0].sum())

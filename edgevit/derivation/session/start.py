@@ -19,7 +19,7 @@ from edgevit.train.detections import box_precision
 from edgevit.train.ridge import sharpen
 
 # What a few hundred images bear: on 410 drawings DINOv2 gains twelve points of top-1 by it.
-TRAIN_FIRST = "--derive-from better --base-steps 100 --batch-size 32 --lr 1e-5"
+_TRAIN_FIRST = "--derive-from better --base-steps 100 --batch-size 32 --lr 1e-5"
 
 
 def start_from(
@@ -36,8 +36,8 @@ def start_from(
     if option == "base" and not is_trained:
         if head_fitted:
             problem.progress.note(
-                f"the base's features have not learnt the classes; {TRAIN_FIRST} trains it before it is cut, and takes "
-                "that if it has less loss on the validation images"
+                f"the base's features have not learnt the classes; {_TRAIN_FIRST} trains it before it is cut, and "
+                "takes that if it has less loss on the validation images"
             )
         return problem, None
     network = finetuned_base(problem)

@@ -15,9 +15,9 @@ from torch import Tensor
 from edgevit.derivation.solve.factorise import Spectrum, decompose, factors, singular_values
 from edgevit.network.anatomy import Attention
 
-FLOOR = 1e-4  # least share of the mean variance that a direction keeps
+_FLOOR = 1e-4  # least share of the mean variance that a direction keeps
 
-Pair = tuple[Tensor, Tensor]  # A [H, w, m] and B [H, w, n] of one attention, whose products A^T B matter
+_Pair = tuple[Tensor, Tensor]  # A [H, w, m] and B [H, w, n] of one attention, whose products A^T B matter
 
 
 def query_matrix(part: Attention) -> Tensor:
@@ -25,7 +25,7 @@ def query_matrix(part: Attention) -> Tensor:
     return part.wq if part.bq is None else torch.cat([part.wq, part.bq.unsqueeze(-1)], dim=-1)
 
 
-def _qk_pair(part: Attention) -> Pair:
+def _qk_pair(part: Attention) -> _Pair:
     """The pair whose product gives the attention logits: [W_Q b_Q] [H, q, d + 1] and W_K [H, q, d].
 
     The key bias adds the same to every key's logit of a query, which softmax ignores: it is dropped, exactly.
@@ -33,7 +33,7 @@ def _qk_pair(part: Attention) -> Pair:
     return query_matrix(part).detach(), part.wk.detach()
 
 
-def _vo_pair(part: Attention) -> Pair:
+def _vo_pair(part: Attention) -> _Pair:
     """The pair whose product maps tokens to outputs: W_V [H, v, d] and W_O^T [H, v, d]."""
     return part.wv.detach(), part.wo.detach().mT
 
@@ -46,7 +46,7 @@ def _output_bias(part: Attention) -> Tensor | None:
     return folded if part.bo is None else part.bo + folded
 
 
-def _alike(pairs: Sequence[Pair]) -> Iterator[list[int]]:
+def _alike(pairs: Sequence[_Pair]) -> Iterator[list[int]]:
     """Group the attentions whose pairs have one shape: each group is one batched call."""
     for shape in sorted({(*a.shape, *b.shape) for a, b in pairs}):
         yield [i for i, (a, b) in enumerate(pairs) if (*a.shape, *b.shape) == shape]
@@ -83,7 +83,7 @@ def metrics(moment: Tensor, query_side: int) -> Metrics:
     embed = len(moment) - 1
     mean = moment[:-1, -1]
     spread = moment.diagonal()[:-1].mean()
-    least = FLOOR * torch.where(spread > 0, spread, 1.0)
+    least = _FLOOR * torch.where(spread > 0, spread, 1.0)
     eye = torch.eye(embed + 1, dtype=moment.dtype, device=moment.device)
     query = (moment + least * eye)[:query_side, :query_side]
     return Metrics(query, moment[:-1, :-1] - torch.outer(mean, mean) + least * eye[:-1, :-1], mean)
@@ -95,7 +95,7 @@ Spectra = tuple[
 
 
 def _decompose(
-    pairs: Sequence[Pair], metrics_a: Sequence[Tensor] | None, metrics_b: Sequence[Tensor] | None
+    pairs: Sequence[_Pair], metrics_a: Sequence[Tensor] | None, metrics_b: Sequence[Tensor] | None
 ) -> tuple[Spectrum, ...]:
     """Decompose each attention's product in the metrics of its two sides; None measures the weights."""
     spectra: dict[int, Spectrum] = {}

@@ -37,7 +37,7 @@ from edgevit.train.passes import Passes
 from edgevit.train.ridge import FOLDS, Moments, RidgeRegression, choose_ridge, class_accuracy, cross_validate
 
 FEWEST = 5  # training images of a class; of fewer, its mean is mostly chance
-COMPARED = 5000  # training images at most, as many of each class, for cross-validation
+_COMPARED = 5000  # training images at most, as many of each class, for cross-validation
 _BOTH: TokenOutput = "class,mean"
 
 
@@ -117,7 +117,7 @@ def with_fitted_head(
         "preprocessing": dict(base.preprocessing),
         "images": [task.train.content_sha256(), task.validation.content_sha256()],
         "device": passes.compute.device.type,
-        "compared": COMPARED,
+        "compared": _COMPARED,
     }
     pooled = pooled_place(base.network)
     if pooled is not None:
@@ -156,7 +156,7 @@ def _fit(base: Headless, task: Task, passes: Passes, pooled: slice | None) -> di
         read_tokens(network, _BOTH)
     network.make_classifiers(len(task.classes))
     width = network.classifiers[0].in_features
-    moments, most = Moments(task.train.labels, width), max(COMPARED // len(task.classes), FOLDS)
+    moments, most = Moments(task.train.labels, width), max(_COMPARED // len(task.classes), FOLDS)
     validation, compared = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
     counts, seen = Counter(task.train.labels), Counter[int]()
 

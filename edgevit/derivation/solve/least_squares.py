@@ -33,9 +33,9 @@ from edgevit.errors import DataError
 from edgevit.network.anatomy import Ffn
 
 _TINY = torch.finfo(torch.float64).tiny
-RIDGES = (inf, 10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4)  # that may be chosen, the strongest first
+_RIDGES = (inf, 10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4)  # that may be chosen, the strongest first
 SINGLE_RIDGE = 1e-3  # where no other images judge it
-Refit = Literal["least_squares", "compensate", "remove"]
+_Refit = Literal["least_squares", "compensate", "remove"]
 
 
 def _cholesky(gram: Tensor, ridge: float) -> Tensor:
@@ -63,7 +63,7 @@ def solve_ridge(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
 
 
 def refit(
-    part: Ffn, neurons: Tensor, second: Tensor, mean: Tensor, objective: Refit = "least_squares", ridge: float = 1e-4
+    part: Ffn, neurons: Tensor, second: Tensor, mean: Tensor, objective: _Refit = "least_squares", ridge: float = 1e-4
 ) -> Ffn:
     """Keep these neurons of an FFN and refit its output weights and bias to them.
 
@@ -196,7 +196,7 @@ class Regression:
             maps = ((self._weight(others, centre, lift, prior), held_out) for others, centre, held_out in folds)
             return sum((self._error(weight, held_out) for weight, held_out in maps), 0.0)
 
-        return least_of(RIDGES, error)
+        return least_of(_RIDGES, error)
 
     def _centre(self, sums: Tensor, bias: bool) -> Tensor:
         """The means of z with a bias, and zeros without."""

@@ -24,7 +24,7 @@ from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.model_folder import ModelFolder
 from edgevit.request import as_request, takes_options
 
-COSTS = "costs"  # the result that all budgets need: the cost table of their base
+_COSTS = "costs"  # the result that all budgets need: the cost table of their base
 
 
 @takes_options(MeetRequest)
@@ -71,8 +71,8 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
         several, names = len(requests) > 1, [f"{one.quantity} {one.budgets[0]:.12g}" for one in requests]
         if several:
             _refuse_smallest([BudgetSearch(one, costs, once) for one in requests if not is_finished(one)])
-        results: dict[str, Any] = {COSTS: costs}
-        jobs = [Job(names[i], one, _met, (COSTS, *names[i - 1 : i])) for i, one in enumerate(requests)]
+        results: dict[str, Any] = {_COSTS: costs}
+        jobs = [Job(names[i], one, _met, (_COSTS, *names[i - 1 : i])) for i, one in enumerate(requests)]
         with working_in(request.out, "the budgets that are not done") if several else nullcontext():
             for _ in run_here(jobs, results, once):
                 pass
@@ -95,5 +95,5 @@ def _met(request: MeetRequest, results: Results, progress: Progress) -> tuple[De
         record = ModelFolder(request.out).derivation()
         assert record is not None
         return Derivation(request.out, load(request.out), record), ()
-    earlier = next((results[name][1] for name in results if name != COSTS), ())
-    return BudgetSearch(request, results[COSTS], progress).carried_out(earlier)
+    earlier = next((results[name][1] for name in results if name != _COSTS), ())
+    return BudgetSearch(request, results[_COSTS], progress).carried_out(earlier)

@@ -13,8 +13,8 @@ from edgevit.errors import JobsError
 from edgevit.jobs.suite.record import Published
 from edgevit.records.documents import Reader
 
-PLAN = Path(__file__).with_name("deit.yaml")
-Share = Annotated[float, Field(gt=0, le=1)]
+_PLAN = Path(__file__).with_name("deit.yaml")
+_Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class _Strict(BaseModel):
@@ -28,15 +28,15 @@ class NetworkEntry(_Strict):
     sizes: Literal["largest", "smaller"] = "largest"  # of --sizes: the dense networks that it is made from
     quick: bool = False  # whether --quick measures it
     precision: Literal["fp16", "fp32"] = "fp16"  # of its engine
-    rate: Share | None = None  # share of the MACs that are removed, in widths of `shape`
+    rate: _Share | None = None  # share of the MACs that are removed, in widths of `shape`
     shape: str | None = None
     padded: bool = False  # whether its heads are padded until attention fuses
     head_width: int | None = None
     blocks: int | None = None  # number of blocks; None: all
-    width: Share = 1  # share of the embedding width and of the heads
+    width: _Share = 1  # share of the embedding width and of the heads
     attention_every: int = 1  # only every n-th block has attention
     tokens: tuple[tuple[int, int], ...] = ()  # pairs of a block and the number of tokens that it passes on
-    macs: Share | None = None  # share of the dense network's MACs that the FFN widths are fitted to
+    macs: _Share | None = None  # share of the dense network's MACs that the FFN widths are fitted to
     args: dict[str, Any] = {}  # arguments for timm
 
 
@@ -44,7 +44,7 @@ class QuestionEntry(_Strict):
     """Networks that are measured in turns with the dense one."""
 
     question: str
-    rounds: tuple[tuple[int, Share], ...]  # pairs of a batch size and a share of --rounds; an interval needs all
+    rounds: tuple[tuple[int, _Share], ...]  # pairs of a batch size and a share of --rounds; an interval needs all
     energy: bool = False  # whether energy is measured as well, at the first batch size
     networks: tuple[NetworkEntry, ...]
 
@@ -74,4 +74,4 @@ class SuitePlan(_Strict):
 @cache
 def shipped_plan() -> SuitePlan:
     """Read the plan that edgevit ships."""
-    return Reader(JobsError, hint="install edgevit again").yaml(PLAN, SuitePlan)
+    return Reader(JobsError, hint="install edgevit again").yaml(_PLAN, SuitePlan)

@@ -13,7 +13,7 @@ from edgevit.records.kinds import RecordKind
 from edgevit.records.model import BlockDims
 from edgevit.records.writing import write_whole, writing
 
-READER = Reader(RunsError, hint="remove it to measure again")
+_READER = Reader(RunsError, hint="remove it to measure again")
 _ANY = Reader(RunsError, hint="give a file that `edgevit characterize` wrote")  # another file is not ours to remove
 
 
@@ -89,14 +89,14 @@ class SuiteRecord:
         try:
             return [Run.from_dict(run) for run in self.runs]
         except RecordError as error:
-            raise RunsError(f"a run in the record of {self.host} is damaged: {error}; {READER.hint}") from error
+            raise RunsError(f"a run in the record of {self.host} is damaged: {error}; {_READER.hint}") from error
 
     def of(self, name: str) -> MeasuredNetwork | None:
         """The network of this name."""
         return next((network for network in self.measured if network.name == name), None)
 
 
-SUITE_KIND = RecordKind("characterize", SuiteRecord, READER)
+SUITE_KIND = RecordKind("characterize", SuiteRecord, _READER)
 
 
 def read_suite_record(file: Path) -> SuiteRecord:

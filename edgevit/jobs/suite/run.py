@@ -36,7 +36,7 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.kinds import plain
 from edgevit.request import as_request, takes_options
 
-DENSE = "dense"
+_DENSE = "dense"
 SAMPLES, WARMUP = 20, 3  # a run is short: many of them, each in turns with the dense network, show a ratio
 
 
@@ -177,7 +177,7 @@ class _Work:
         runs, failed = self._measure(question, runnable) if len(runnable) > 1 else ((), {})
         of_questions = [(question, network) for network in prepared]
         if runs and self.record.of(self.dense.name) is None:
-            of_questions.insert(0, (DENSE, dense))
+            of_questions.insert(0, (_DENSE, dense))
         measured = (
             measured_network(of, network, runs, self.dense.name, self.setting, failed.get(network.network.name))
             for of, network in of_questions

@@ -24,7 +24,7 @@ from edgevit.records.model import HEAD_WIDTHS, WIDTHS
 from edgevit.records.precisions import FP16, FP32
 
 _UNEVENNESS = 0.4  # QK and VO widths of a block differ from their mean by up to this share, as effective ranks do
-SPREAD = 0.02  # standard deviation of the weights
+_SPREAD = 0.02  # standard deviation of the weights
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def random_network(
     network = network.to_empty(device="cpu").eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
-        parameter.normal_(0, SPREAD, generator=generator)
+        parameter.normal_(0, _SPREAD, generator=generator)
     return network
 
 

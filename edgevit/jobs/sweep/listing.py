@@ -17,7 +17,7 @@ from edgevit.records.derivation import DerivationRecord
 from edgevit.records.model_folder import ExportFolder, ModelFolder
 from edgevit.records.names import EXPORT
 
-Kind = Literal["base", "model", "super-network", "ONNX file", "export", "sweep", "unfinished", "damaged"]
+_Kind = Literal["base", "model", "super-network", "ONNX file", "export", "sweep", "unfinished", "damaged"]
 _PARTIAL = ".partial"
 
 
@@ -26,7 +26,7 @@ class ListedFolder:
     """One folder. None: not applicable, or not recorded."""
 
     folder: str  # relative to the folder that is listed
-    kind: Kind
+    kind: _Kind
     method: str | None = None  # all that cut the base, in order
     rate: float | None = None  # share of the base's MACs that is gone
     macs: int | None = None

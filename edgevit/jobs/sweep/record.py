@@ -30,7 +30,7 @@ PARTS: tuple[JudgedPart, ...] = ("validation", "test")
 RATES = (0.5, 0.7, 0.8, 0.9, 0.95)
 # Without labels no test says which model is good enough. These likenesses only decide which one the next command names.
 NEAR_FEATURES, NEAR_MAPS = 0.5, 0.9
-READER = Reader(SweepError, hint="remove it to sweep again: models that are there stay")
+_READER = Reader(SweepError, hint="remove it to sweep again: models that are there stay")
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class Sweep:
         return replace(self, part=part, points=points, ready_made=ready_made, finetuned=finetuned)
 
 
-SWEEP_KIND = RecordKind("sweep", Sweep, READER)
+SWEEP_KIND = RecordKind("sweep", Sweep, _READER)
 
 
 def read_sweep(folder: Path) -> Sweep:

@@ -50,7 +50,7 @@ from edgevit.records.unfinished import differences, first_few, has_state
 from edgevit.records.writing import write_whole, writing
 from edgevit.request import as_request, takes_options
 
-RUNS = "runs.jsonl"
+_RUNS = "runs.jsonl"
 ROUNDS = 8  # an interval needs 6
 # Of one run. Every model is measured in each round, so that few samples are enough for their ratios.
 CONDITIONS = Conditions(samples=100, duration_s=0.5, warmup_seconds=0.2)
@@ -340,7 +340,7 @@ def _measured(record: Sweep, work: _Work) -> Sweep:
     conditions = replace(CONDITIONS, threads=threads)
     runs = bench_in_turns(models, conditions, rounds=ROUNDS, labels=labels, progress=work.progress).runs
     with writing(work.out):
-        write_whole(work.out / RUNS, "".join(run.to_json() + "\n" for run in runs))
+        write_whole(work.out / _RUNS, "".join(run.to_json() + "\n" for run in runs))
     comparisons = {c.after.rpartition(" ")[0]: c for c in decisive(compare_within(runs))}
     for reason in sorted({reason for c in comparisons.values() for reason in c.void}):
         work.progress.warn(f"latency: {reason}")

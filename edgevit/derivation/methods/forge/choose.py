@@ -47,7 +47,7 @@ _MOST_MEASURED = 4  # widths of the embedding whose loss is measured
 AS_PREDICTED = "as predicted"
 
 # Returns the plan of an embedding of a width, None for the whole one, with its own loss in nats.
-Sliced = Callable[[int | None], tuple[EmbedPlan | None, float]]
+_Sliced = Callable[[int | None], tuple[EmbedPlan | None, float]]
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class _Spending:
     def plan(self, shape: ChosenShape, embed: EmbedPlan | None) -> Plan:
         return plan_of(self.config, self.blocks, self.curves, shape, embed)
 
-    def searched(self, least: Callable[[Sequence[BlockCurves]], Chosen], sliced: Sliced) -> dict[str, Chosen]:
+    def searched(self, least: Callable[[Sequence[BlockCurves]], Chosen], sliced: _Sliced) -> dict[str, Chosen]:
         """Return the plan of least loss and, if it removes many sites, the result of a search from it.
 
         Args:
@@ -187,7 +187,7 @@ class _Spending:
             del both["search_sites"]
         return {name: replace(plan, facts={**plan.facts, "plans_solved": solved}) for name, plan in both.items()}
 
-    def _forced(self, first: Chosen, sliced: Sliced, stay: Sites, width: int | None) -> Chosen | None:
+    def _forced(self, first: Chosen, sliced: _Sliced, stay: Sites, width: int | None) -> Chosen | None:
         """Return the plan with exactly these sites at this width and the facts of `first`; None: too small a budget."""
         try:
             shape = self.shape(forced_to(self.curves, stay), self.whole if width is None else width)

@@ -22,7 +22,7 @@ from edgevit.network.network import Network
 from edgevit.network.output import Logits
 from edgevit.train.passes import Passes
 
-RIDGES = (1e-3, 1e-2, 1e-1)  # in units of the features' mean square
+_RIDGES = (1e-3, 1e-2, 1e-1)  # in units of the features' mean square
 ROUNDS = 100  # of L-BFGS
 
 
@@ -44,7 +44,7 @@ def refit_head(network: Network, train: Taught, judge: Taught, passes: Passes) -
     target = train.outputs[..., rows].double()
     fits = [
         fit(before, features.flatten(0, -2), target.flatten(0, -2), ridge * features.square().mean())
-        for ridge in RIDGES
+        for ridge in _RIDGES
     ]
     outputs = judge.outputs.double()
     losses = [divergence(output, outputs, outputs.index_copy(-1, rows, validation @ fit.mT)) for fit in fits]

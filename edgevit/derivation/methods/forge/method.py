@@ -62,7 +62,7 @@ from edgevit.train.settings import usual_steps
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 NEEDS_LABELS = False
-RIDGES = (1e-4, 1e-2, 0.3)  # of the order of neurons and their refit, in units of the neurons' mean square
+_RIDGES = (1e-4, 1e-2, 0.3)  # of the order of neurons and their refit, in units of the neurons' mean square
 _PROBE = 8  # FFN curves are scaled to the loss measured at 1 / _PROBE of the width
 _ATTENTION_PROBE = 4  # curves of attention's directions, likewise at 1 / _ATTENTION_PROBE of queries and of values
 _PER_NEURON = 8  # least number of tokens per neuron of the widest FFN in second moments
@@ -118,7 +118,7 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], TokenS
         "stream": config.sequential,
         "measured": problem.task.validation.subset(config.measured_images).content_sha256(),
         "quick": config.quick,
-        "ridges": RIDGES,
+        "ridges": _RIDGES,
         "sites": config.drop_sites,
         "seed": problem.training.seed,
     }
@@ -179,7 +179,7 @@ def _block_curves(problem: Problem, config: Config, statistics: Sequence[BlockSt
     blocks = problem.network.read()
     spectra = _spectra(problem, blocks, statistics)
     sensitivities = _of_directions(problem, config, blocks, statistics, spectra)
-    by_ridge: list[list[BlockCurves]] = [[] for _ in RIDGES]
+    by_ridge: list[list[BlockCurves]] = [[] for _ in _RIDGES]
     with (
         problem.stopwatch.stage("closed_form"),
         problem.progress.stage("order of neurons", len(blocks), "block") as stage,
@@ -189,7 +189,7 @@ def _block_curves(problem: Problem, config: Config, statistics: Sequence[BlockSt
             weights = (
                 None if block.ffn is None else root(sensitivities[i].metric) @ block.ffn.w2.detach().double().cpu()
             )
-            for ridge, curves in zip(RIDGES, by_ridge, strict=True):
+            for ridge, curves in zip(_RIDGES, by_ridge, strict=True):
                 removal, losses = _removal(block.ffn, weights, s, ridge)
                 of_block, of_sites = (torch.full((count,), inf, dtype=torch.float64) for count in (1, 2))
                 at = torch.tensor([ridge], dtype=torch.float64)

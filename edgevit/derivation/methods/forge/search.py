@@ -22,7 +22,7 @@ from edgevit.progress import Progress
 LEFT_OUT = 0.25  # share of removed sites from which a search is worth its time
 MIXED = (0.25, 0.5, 0.75, 1.0)  # weights of affine replacements in the mean prices of the first plans
 AT_ONCE, ROUNDS = 12, 4  # plans solved in one sweep, and the number of sweeps around the best plan
-BETTER = 0.97  # the search ends if a sweep does not lower the loss to this share
+_BETTER = 0.97  # the search ends if a sweep does not lower the loss to this share
 _FORBIDDEN = 1e6  # nats
 
 Sites = tuple[tuple[bool, bool], ...]  # per block, whether its attention and its FFN stay
@@ -143,7 +143,7 @@ def search(
             if not plans:
                 break
             losses = judge(plans)
-            if min(losses) >= BETTER * least:
+            if min(losses) >= _BETTER * least:
                 break
             least = min(losses)
             best = plans[losses.index(least)]

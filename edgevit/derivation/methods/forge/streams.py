@@ -29,7 +29,7 @@ from edgevit.records.writing import writing
 from edgevit.train.passes import Observer, Passes, observed
 
 IN_MEMORY_BYTES = 2 * 10**9  # of tokens and inputs of sites; the rest is stored in files
-SITES = ("attention", "ffn")
+_SITES = ("attention", "ffn")
 
 Keep = Callable[[int, Callable[[], Tensors]], Tensors]  # keep(layer, compute): the stored tensors, or compute and store
 
@@ -127,7 +127,7 @@ class BaseStream:
         attention, ffn = self.branches[layer]
         for i in range(len(self.tokens)):
             x = self.of(self.tokens, i)
-            outputs = self._outputs(layer, x) if stored is None else [stored.get(f"{i}.{site}") for site in SITES]
+            outputs = self._outputs(layer, x) if stored is None else [stored.get(f"{i}.{site}") for site in _SITES]
             of_attention, of_ffn = (None if y is None else y.to(x) for y in outputs)
             middle = _past(attention, x, of_attention)
             after = _past(ffn, middle, of_ffn)
@@ -139,7 +139,7 @@ class BaseStream:
         tensors: Tensors = {}
         for i in range(len(self.tokens)):
             outputs = self._outputs(layer, self.of(self.tokens, i))
-            tensors |= {f"{i}.{site}": y for site, y in zip(SITES, outputs, strict=True) if y is not None}
+            tensors |= {f"{i}.{site}": y for site, y in zip(_SITES, outputs, strict=True) if y is not None}
         return tensors
 
     def _outputs(self, layer: int, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:

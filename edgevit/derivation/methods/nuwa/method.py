@@ -56,9 +56,9 @@ from edgevit.train.state import load_tensors, reading_state, save_tensors
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 CUTS_DETECTORS = True
-HEAD_BIAS = -100.0  # added to the logits of classes outside the task, where the head keeps them
-ENERGY = 0.93  # share of the squared singular values that attention keeps, as published
-PUBLISHED: dict[str, Any] = {"purification": "always", "purification_steps": 10_000, "neurons": "activation"}
+_HEAD_BIAS = -100.0  # added to the logits of classes outside the task, where the head keeps them
+_ENERGY = 0.93  # share of the squared singular values that attention keeps, as published
+_PUBLISHED: dict[str, Any] = {"purification": "always", "purification_steps": 10_000, "neurons": "activation"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.as_published:  # replaces the options that have their default
-            for name, value in PUBLISHED.items():
+            for name, value in _PUBLISHED.items():
                 if getattr(self, name) == getattr(Config, name):
                     object.__setattr__(self, name, value)
         for name in ("purification_steps", "calibration_images"):
@@ -274,7 +274,7 @@ def _wishes(
     """
     spectra, removals = solution.spectra, solution.removals
     if config.as_published:
-        attention = [(energy_width(qk.values, ENERGY), energy_width(vo.values, ENERGY)) for qk, vo in spectra]
+        attention = [(energy_width(qk.values, _ENERGY), energy_width(vo.values, _ENERGY)) for qk, vo in spectra]
         pairs = list(zip(attention, dims, strict=True))
         return lambda rate: [dict(zip(WIDTHS, (*a, d.ffn * (1 - rate)), strict=True)) for a, d in pairs]
     budget = problem.budget
@@ -426,7 +426,7 @@ def _with_class_bias(network: Network, classes: Sequence[int], bias: float) -> N
 def derive(problem: Problem, config: Config) -> Derived:
     output = problem.network.output
     if isinstance(output, Logits) and problem.network.classifiers[0].out_features > len(output.columns):
-        focused = _with_class_bias(problem.network, problem.network.columns, HEAD_BIAS)
+        focused = _with_class_bias(problem.network, problem.network.columns, _HEAD_BIAS)
         problem = replace(problem, network=focused)
     cut = _cut_best(problem, config)
     distillation = distillation_for(problem, embed=cut.plan.embed)

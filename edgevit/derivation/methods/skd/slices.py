@@ -31,7 +31,7 @@ from edgevit.records.model_folder import ModelFolder
 from edgevit.records.supernet import SlicePoint, SupernetRecord, Unit
 from edgevit.text import format_count
 
-Classes = str | Path | Sequence[str | int] | None
+_Classes = str | Path | Sequence[str | int] | None
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SuperNet:
         """Cut the slice of this budget."""
         return cut_slice(network, self.order, budget, policy)
 
-    def check(self, spec: ModelSpec, network: Network, classes: Classes, **size: Any) -> None:
+    def check(self, spec: ModelSpec, network: Network, classes: _Classes, **size: Any) -> None:
         """Refuse a size or classes that the super-network does not have.
 
         Args:

@@ -46,9 +46,9 @@ from edgevit.network.families.vit.slim import SingleSiteBlock, SlimAttention
 from edgevit.network.families.vit.tokens import TokenBlock
 from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer, SoftGates
 
-ROTARY = "rotary embeddings are between the projections and the dot product, so QK cannot be factorised"
-PLACED = "rotary embeddings are constants of all tokens in order, so none can be dropped"
-POST_NORM = "a norm after each site reads the whole embedding width"
+_ROTARY = "rotary embeddings are between the projections and the dot product, so QK cannot be factorised"
+_PLACED = "rotary embeddings are constants of all tokens in order, so none can be dropped"
+_POST_NORM = "a norm after each site reads the whole embedding width"
 
 
 def matches(model: Any) -> bool:
@@ -68,7 +68,7 @@ def _reason_against(block: Any) -> str | None:
 def _reason_against_attention(attn: Any) -> str | None:
     if type(attn) not in (TimmAttention, SlimAttention, RotaryAttention):
         if "Rope" in type(attn).__name__:
-            return ROTARY
+            return _ROTARY
         return f"its attention is {type(attn).__name__}, which edgevit cannot read yet"
     if isinstance(attn, TimmAttention):
         if not isinstance(attn.q_norm, nn.Identity):
@@ -132,8 +132,8 @@ def _is_rotary(model: Any) -> bool:
 
 
 def blocks(model: Any) -> list[BlockLayers]:
-    whole = POST_NORM if any(map(is_post_norm, model.blocks)) else embedding.reason_against(model)
-    rotary: dict[Axis, str] = {"qk": ROTARY, "tokens": PLACED} if _is_rotary(model) else {}
+    whole = _POST_NORM if any(map(is_post_norm, model.blocks)) else embedding.reason_against(model)
+    rotary: dict[Axis, str] = {"qk": _ROTARY, "tokens": _PLACED} if _is_rotary(model) else {}
     of_all: dict[Axis, str] = {**rotary, **({} if whole is None else {"embed": whole})}
     return [_block_layers(model, i, of_all) for i in range(len(model.blocks))]
 
@@ -226,7 +226,7 @@ def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias
 def _passing(model: Any, block: Any, dims: BlockDims) -> Any:
     """The block, passing on the number of tokens in `dims`."""
     if dims.tokens and _is_rotary(model):
-        raise UnsupportedModelError(f"cannot drop tokens of {architecture(model)}: {PLACED}")
+        raise UnsupportedModelError(f"cannot drop tokens of {architecture(model)}: {_PLACED}")
     prefix, has_class = model.num_prefix_tokens, model.cls_token is not None
     return tokens.passing(block, dims.tokens, prefix, has_class=has_class, merge=dims.merged)
 

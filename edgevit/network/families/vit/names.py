@@ -92,7 +92,7 @@ _OFFICIAL = [  # of DINOv2 and DINOv3, and names of timm's class of DINOv3 that 
     (r"\.attn\.v_bias$", ".attn.value.bias"),
 ]
 _CLASSIFIERS = ("head", "head_dist")
-ELSEWHERE = ("dist_token", REGISTERS)  # of networks of other classes, or with other names
+_ELSEWHERE = ("dist_token", REGISTERS)  # of networks of other classes, or with other names
 _JOINED = {  # rows of one matrix in timm
     "attn.qkv": ("attn.query", "attn.key", "attn.value"),
     "mlp.fc1": ("mlp.gate_proj", "mlp.up_proj"),
@@ -202,7 +202,7 @@ def _concerns(network: Any, key: str) -> bool:
     leading = key.partition(".")[0]
     if leading in _CLASSIFIERS:
         return bool(network.num_classes)
-    return hasattr(network, leading) or leading in ELSEWHERE
+    return hasattr(network, leading) or leading in _ELSEWHERE
 
 
 def _same_patches(state: State, network: Any) -> bool:

@@ -23,7 +23,7 @@ from edgevit.network.copies import without_values
 from edgevit.network.families.vit.slim import SlimAttention
 
 # Modules of both classes; the others are created.
-OUTSIDE = (
+_OUTSIDE = (
     "cls_token", "reg_token", "norm_pre", "norm", "fc_norm", "head_drop", "head", "pretrained_cfg", "default_cfg",
 )  # fmt: skip
 
@@ -114,7 +114,7 @@ def adopted(model: Any) -> Any:
             global_pool=model.global_pool, embed_dim=model.embed_dim, depth=0, class_token=model.cls_token is not None,
             reg_tokens=0 if model.reg_token is None else model.reg_token.shape[1], pos_embed="none",
         )  # fmt: skip
-    for name in OUTSIDE:
+    for name in _OUTSIDE:
         if hasattr(model, name):
             setattr(vit, name, getattr(model, name))
     vit.patch_embed.proj, vit.pos_drop = patch.proj, model.pos_drop

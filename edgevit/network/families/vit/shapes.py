@@ -16,7 +16,7 @@ from edgevit.network.families.vit.rotary import WithoutPositions
 _HEAD_WIDTH = 64  # of nearly every ViT
 PATCHES = "patch_embed.proj.weight"
 REGISTERS = "register_tokens"  # as DINOv2 has them, whose positions count the class token and no register
-SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge", 1536: "giant"}  # by embedding width
+_SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge", 1536: "giant"}  # by embedding width
 
 
 def shape_arguments(state: Mapping[str, Tensor], *, no_embed_class: bool = False) -> dict[str, Any]:
@@ -139,8 +139,8 @@ def guessed_name(state: Mapping[str, Tensor]) -> str | None:
     arguments = shape_arguments(state)
     if not arguments or not arguments["depth"]:
         return None
-    nearest = min(SIZES, key=lambda width: abs(width - arguments["embed_dim"]))
-    size, patch = SIZES[nearest], arguments["patch_size"]
+    nearest = min(_SIZES, key=lambda width: abs(width - arguments["embed_dim"]))
+    size, patch = _SIZES[nearest], arguments["patch_size"]
     if arguments["pos_embed"] == "none":
         return f"vit_{size if size in ('small', 'base', 'large') else 'base'}_patch16_dinov3"
     if "dist_token" in state:

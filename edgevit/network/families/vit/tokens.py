@@ -19,10 +19,10 @@ from edgevit.network.families.vit.parts import read_attention
 from edgevit.network.layers import SoftGates
 from edgevit.records.model import TokenOutput
 
-RANKED = "this block drops tokens, ranked by its attention"
+_RANKED = "this block drops tokens, ranked by its attention"
 _UNRANKED = "a block without attention cannot rank tokens"
 _PUT_OUT = "all patches are put out"
-LAST = "dropping tokens after the last block saves nothing"
+_LAST = "dropping tokens after the last block saves nothing"
 
 
 def class_attention(x: Tensor, part: Attention, gates: SoftGates | None = None) -> Tensor:
@@ -210,9 +210,9 @@ def passing(block: Any, count: int, prefix: int, *, has_class: bool, merge: bool
 def frozen(block: Any, *, is_last: bool, put_out: bool) -> dict[Axis, str]:
     """The axes of a block that are frozen because of tokens."""
     if isinstance(block, TokenBlock):
-        return {"site": RANKED, "block": RANKED}
+        return {"site": _RANKED, "block": _RANKED}
     if not hasattr(block, "attn"):
         return {"tokens": _UNRANKED}
     if put_out:
         return {"tokens": _PUT_OUT}
-    return {"tokens": LAST} if is_last else {}
+    return {"tokens": _LAST} if is_last else {}
