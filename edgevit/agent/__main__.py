@@ -18,12 +18,13 @@ import platform
 import sys
 from typing import Any, Callable, TextIO
 
-from .methods import Send, method_named, reply
+from .messages import Send
+from .methods import method_named, reply
 
 MARK = "edgevit-agent: "  # begins what is said before the first answer
 
 
-def hello(send: Send, root: str) -> dict[str, Any]:
+def hello(send: Send, root: str) -> dict[str, object]:
     from .files import cache_folder
     from .records import SCHEMA
     from .runners import runner_names
@@ -38,14 +39,14 @@ def hello(send: Send, root: str) -> dict[str, Any]:
     }
 
 
-def measure(send: Send, root: str, **args: Any) -> dict[str, Any]:
+def measure(send: Send, root: str, **args: Any) -> dict[str, object]:
     from .measure import MeasurementRequest
     from .measure import measure as measure_once
 
     return measure_once(MeasurementRequest(**args), _reporter(send), root).to_dict()
 
 
-def alternate(send: Send, root: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
+def alternate(send: Send, root: str, requests: list[dict[str, Any]]) -> dict[str, object]:
     from .alternate import alternate as alternate_once
     from .measure import MeasurementRequest
     from .runners import AloneError
@@ -57,7 +58,7 @@ def alternate(send: Send, root: str, requests: list[dict[str, Any]]) -> dict[str
     return {"runs": [run.to_dict() for run in runs], "alone": None}
 
 
-def profile(send: Send, root: str, **args: Any) -> dict[str, Any]:
+def profile(send: Send, root: str, **args: Any) -> dict[str, object]:
     from .measure import MeasurementRequest
     from .profile import profile as profile_once
 
@@ -88,7 +89,7 @@ def claim_stdout() -> TextIO:
 def serve(root: str, *, greet: bool) -> None:
     replies = claim_stdout()
 
-    def send(message: Any) -> None:
+    def send(message: object) -> None:
         replies.write(json.dumps(message) + "\n")
         replies.flush()
 

@@ -19,6 +19,7 @@ from typing import IO, Any, Callable, Iterator, Sequence
 from .__main__ import main
 from .control import controlled, own_command
 from .kernel import open_scratch
+from .messages import Progress, Reply, Send
 from .power import power_meter
 from .records import Power
 
@@ -27,8 +28,6 @@ _TAIL_LINES = 5  # of a measurement's stderr, shown when it dies
 # Without a line of a measurement, before it is ended: one that hangs would keep the board from all others for ever. It
 # says nothing while it loads a model, for which a GPU may compile for many minutes.
 SILENCE_S = 3600.0
-
-Send = Callable[[Any], None]
 
 
 def bench(
@@ -40,7 +39,7 @@ def bench(
     idle_s: float = 0.0,
     power_mode: str | None = None,
     lock_clocks: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Make one measurement after another; the first that fails ends the bench, and what was measured is kept.
 
     `requests` are those of each process: of one model, or of several that alternate. The layers of those `profiled` are
@@ -49,8 +48,8 @@ def bench(
     Returns `runs` and `profiles` as dicts, what was `changed` on the board for them, `failed`: the error of the process
     that failed, with labels and batch; and `alone`: why models had processes of their own all the same.
     """
-    runs: list[dict[str, Any]] = []
-    profiles: list[dict[str, Any]] = []
+    runs: list[dict[str, object]] = []
+    profiles: list[dict[str, object]] = []
     failed = alone = None
     session = uuid.uuid4().hex[:16]
 
@@ -78,7 +77,7 @@ def bench(
     return {"runs": runs, "profiles": profiles, "changed": changed, "failed": failed, "alone": alone}
 
 
-def _measure(root: str, requests: Sequence[dict[str, Any]], tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _measure(root: str, requests: Sequence[dict[str, Any]], tell: Callable[[Progress], None]) -> Reply:
     """Measure a model, or several that alternate in one process or, where they cannot, one after the other.
 
     Return `runs`, and `alone`: why they could not; or an `error`.
@@ -124,9 +123,7 @@ def _lines(stdout: IO[bytes]) -> Iterator[bytes]:
     raise TimeoutError
 
 
-def _ask(
-    root: str, method: str, request: dict[str, Any], on_progress: Callable[[dict[str, Any]], None]
-) -> dict[str, Any]:
+def _ask(root: str, method: str, request: dict[str, Any], on_progress: Callable[[Progress], None]) -> Reply:
     """Make one measurement in another process of this very program; return its `result` or its `error`."""
     # A file for what it says: a pipe that nobody reads would fill up and stop it.
     with open_scratch() as stderr, subprocess.Popen(
@@ -141,9 +138,9 @@ def _ask(
             process.stdin.write(json.dumps({"method": method, "args": request}).encode() + b"\n")
             process.stdin.close()
             for line in _lines(process.stdout):
-                reply = json.loads(line)
+                reply: Reply = json.loads(line)
                 if "progress" not in reply:
-                    return reply  # type: ignore[no-any-return]
+                    return reply
                 on_progress(reply["progress"])
         except TimeoutError:
             process.kill()

@@ -12,18 +12,17 @@ import os
 import struct
 import time
 from contextlib import closing
-from typing import Any, BinaryIO, Callable, Iterator, Optional, Sequence
+from typing import Any, BinaryIO, Iterator, Optional, Sequence
 
 from .cuda import Cuda, open_cuda
 from .execution import Engine, Execution, import_tensorrt, make_log, open_engine
+from .messages import Send
 from .runners import RunnerError
 from .timing import replacing
 
 _FORMATS = {"float16": "e", "float32": "f"}
 OF_IDS = {"int64": "q", "int32": "i"}  # of texts; TensorRT before 10 takes 32 bits
 TICK_S = 0.2  # between two messages of progress
-
-Send = Callable[[Any], None]
 
 
 def classify(
@@ -37,7 +36,7 @@ def classify(
     dtype: str,
     batch: int,
     columns: Optional[Sequence[int]] = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the values in these columns of the output, a row for each image, and how many outputs are no numbers.
 
     `columns` None: write all values of all outputs to a file, image by image, in the engine's order and types; return

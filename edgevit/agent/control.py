@@ -24,11 +24,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Callable, Iterator, Sequence
+from typing import Callable, Iterator, Sequence
 
 from . import jetson
 from .files import cache_folder
 from .kernel import find_program, open_scratch
+from .messages import BoardState
 from .runners import RunnerError
 
 RESTORE = "restore"  # folder in the cache: see `restore_folder`
@@ -77,12 +78,12 @@ def controlled(
     *,
     report: _Report,
     state_dir: Path | None = None,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[BoardState]:
     """Set the power mode by name and lock the clocks at its maximum, for as long as the block runs.
 
-    Yields how the board now is: `power_mode` (its name), `clocks_locked`, and `told`, which all reports are added to,
-    also those after the block. What is so already is not touched and needs no root. That something could not be put
-    back is told, not raised: the block's own result is worth keeping, and the next start tries again.
+    Yields how the board now is; all reports are added to its `messages`, also those after the block. What is so already
+    is not touched and needs no root. That something could not be put back is reported, not raised: the block's own
+    result is worth keeping, and the next start tries again.
 
     Raises:
         RunnerError: it cannot be done; nothing has been changed, or it was put back.
@@ -101,7 +102,7 @@ def controlled(
         tell(f"the memory's clock is not known and may move: it needs root, see {SETUP}")
         lock_clocks = False
     if mode is None and (not lock_clocks or (locked and memory_locked)):
-        yield {**_state(root), "messages": messages}
+        yield _state(root, messages)
         return
     with ExitStack() as ends:
         lock = ends.enter_context(_held(folder, 0.0))
@@ -118,7 +119,7 @@ def controlled(
             _set_mode(root, mode, guardian)
         if lock_clocks:
             _lock_clocks(root, guardian)
-        yield {**_state(root), "messages": messages}
+        yield _state(root, messages)
 
 
 def recover(root: str, *, report: _Report, state_dir: Path | None = None, wait_s: float = 0.0) -> bool:
@@ -235,7 +236,7 @@ def _guarded(root: str, folder: Path, lock: int) -> Iterator[Guardian]:
                 process.wait()
 
 
-def _mode_to_set(root: str, name: str) -> dict[str, Any] | None:
+def _mode_to_set(root: str, name: str) -> jetson.ListedMode | None:
     """Find the mode by its name in the board's own table, where the same name has another id than elsewhere.
 
     None if it is the current one.
@@ -261,14 +262,14 @@ def _mode_to_set(root: str, name: str) -> dict[str, Any] | None:
     return mode
 
 
-def _needs_reboot(current: dict[str, Any], mode: dict[str, Any], reason: str) -> RunnerError:
+def _needs_reboot(current: jetson.CurrentMode, mode: jetson.ListedMode, reason: str) -> RunnerError:
     return RunnerError(
         f"from power mode {current['name']} to {mode['name']} this board needs a reboot ({reason}); nothing was "
         f"changed: run `sudo nvpmodel -m {mode['id']}` in a terminal there, answer yes, and try again once it is back"
     )
 
 
-def _set_mode(root: str, mode: dict[str, Any], guardian: Guardian) -> None:
+def _set_mode(root: str, mode: jetson.ListedMode, guardian: Guardian) -> None:
     before = jetson.power_mode(root)
     output = _as_root(root, "nvpmodel", "-m", str(mode["id"]), guardian=guardian)
     now = jetson.power_mode(root)
@@ -367,9 +368,9 @@ def _put_back(root: str, before: FoundSettings, store: str, guardian: Guardian |
     return outcome
 
 
-def _state(root: str) -> dict[str, Any]:
+def _state(root: str, messages: list[str]) -> BoardState:
     mode = jetson.power_mode(root)
-    return {"power_mode": mode and mode["name"], "clocks_locked": jetson.clocks_locked(root)}
+    return {"power_mode": mode and mode["name"], "clocks_locked": jetson.clocks_locked(root), "messages": messages}
 
 
 def _as_root(root: str, name: str, *arguments: str, guardian: Guardian | None = None) -> str:

@@ -19,6 +19,7 @@ from .files import cache_folder
 from .jetson import power_mode
 from .kernel import read_bytes
 from .layers import count_fused, read_layers
+from .messages import Send
 from .protobuf import input_types
 from .runners import RunnerError
 from .timing import TimingCache, find_timing_cache, replacing
@@ -60,10 +61,8 @@ _MOVES = {"CONCATENATION", "CONSTANT", "GATHER", "SHUFFLE", "SLICE"}
 _WARNINGS = 20  # that are handed on
 TICK_S = 0.2  # between two messages of progress
 
-Send = Callable[[Any], None]
 
-
-def describe_tensorrt() -> dict[str, Any]:
+def describe_tensorrt() -> dict[str, object]:
     """Say which TensorRT there is and what it can do, or in `error` why there is none; never raises."""
     try:
         trt = import_tensorrt()
@@ -110,7 +109,7 @@ def build(
     workspace_bytes: int | None = None,
     optimization_level: int | None = None,
     timing_cache: bool = True,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Build an engine into the cache and describe it; say in `refused` why TensorRT could not, if it could not.
 
     `batches` are least, most likely and most; None for a file of fixed batch. `fp32_layers` are patterns of node names,
@@ -421,7 +420,7 @@ def _write(plan: Any) -> tuple[str, str, int]:
     return path, sha256, content.nbytes
 
 
-def _inspect(trt: Any, log: Any, path: str) -> dict[str, Any]:
+def _inspect(trt: Any, log: Any, path: str) -> dict[str, object]:
     """Open the engine that was written, and say what it is."""
     with open_engine(trt, log, path) as engine:
         layers: list[Any] = []

@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, time
-from typing import Any, Callable
+from typing import Callable
 
 from . import control, jetson
 from .__main__ import user
@@ -21,6 +21,7 @@ from .files import cache_folder
 from .kernel import find_program, read_bytes, read_text
 from .libraries import LIBRARIES
 from .lock import wait_for_others
+from .messages import Send
 from .meters import ina3221
 from .power import power_meters
 
@@ -31,10 +32,8 @@ KILLED_S = 2.0  # that a process may need to end which was killed
 _GPU_NODES = ("dev/nvmap", "dev/nvhost-ctrl-gpu", "dev/dri/renderD*")
 _PROGRAMS = ("nvpmodel", "jetson_clocks", "tegrastats")
 
-Send = Callable[[Any], None]
 
-
-def examine(send: Send, root: str, owner: str | None = None) -> dict[str, Any]:
+def examine(send: Send, root: str, owner: str | None = None) -> dict[str, object]:
     """Tell all facts about this machine.
 
     If an `owner` asks, it waits for the jobs of others: importing TensorRT takes of the processor that they measure.
@@ -70,7 +69,7 @@ def examine(send: Send, root: str, owner: str | None = None) -> dict[str, Any]:
     return {**facts, **answers, "onnxruntime": runtime.get("found")}
 
 
-def _system(root: str) -> dict[str, Any]:
+def _system(root: str) -> dict[str, object]:
     return {
         "module": jetson.identify(root),
         "l4t": jetson.l4t(root),
@@ -87,7 +86,7 @@ def _system(root: str) -> dict[str, Any]:
     }
 
 
-def _settings(root: str) -> dict[str, Any]:
+def _settings(root: str) -> dict[str, object]:
     return {
         "power_mode": jetson.power_mode(root),
         "power_modes": jetson.power_modes(root),
@@ -98,7 +97,7 @@ def _settings(root: str) -> dict[str, Any]:
     }
 
 
-def _power(root: str) -> dict[str, Any]:
+def _power(root: str) -> dict[str, object]:
     return {
         "rails": jetson.rails(root),
         "power_interval_ms": ina3221.interval_ms(root),
@@ -140,7 +139,7 @@ def _ask(function: Callable[[], None]) -> subprocess.Popen[bytes]:
     )
 
 
-def _answer(process: subprocess.Popen[bytes], deadline: float) -> dict[str, Any]:
+def _answer(process: subprocess.Popen[bytes], deadline: float) -> dict[str, object]:
     try:
         output, stderr = process.communicate(timeout=max(0.0, deadline - monotonic()))
     except subprocess.TimeoutExpired:
@@ -152,7 +151,7 @@ def _answer(process: subprocess.Popen[bytes], deadline: float) -> dict[str, Any]
             pipe.close()
         return {"error": f"no answer within {LIBRARIES_S:.0f} s"}
     try:
-        answer: dict[str, Any] = json.loads(output)
+        answer: dict[str, object] = json.loads(output)
         return answer
     except ValueError:
         lines = stderr.decode("utf-8", errors="replace").strip().splitlines()

@@ -7,11 +7,10 @@ import hashlib
 import os
 import stat
 from contextlib import suppress
-from typing import Any, BinaryIO, Callable, Sequence
+from typing import BinaryIO, Sequence
 
+from .messages import Send
 from .runners import RunnerError
-
-Send = Callable[[Any], None]
 
 
 def cache_folder() -> str:
@@ -47,7 +46,7 @@ def open_regular(path: str) -> BinaryIO:
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
-def size(send: Send, root: str, path: str) -> dict[str, Any]:
+def size(send: Send, root: str, path: str) -> dict[str, object]:
     return {"bytes": os.path.getsize(path) if os.path.isfile(path) else None}
 
 
@@ -55,7 +54,7 @@ def size(send: Send, root: str, path: str) -> dict[str, Any]:
 _right: dict[str, tuple[int, int, int]] = {}
 
 
-def offer(send: Send, root: str, path: str, part: str, sha256: str) -> dict[str, Any]:
+def offer(send: Send, root: str, path: str, part: str, sha256: str) -> dict[str, object]:
     """Say whether a file is there whole, and how much space is free, without what a broken upload left in `part`."""
     folder = os.path.dirname(path)
     try:
@@ -81,7 +80,7 @@ def _is_right(path: str, sha256: str) -> bool:
     return True
 
 
-def keep(send: Send, root: str, path: str, part: str, sha256: str) -> dict[str, Any]:
+def keep(send: Send, root: str, path: str, part: str, sha256: str) -> dict[str, object]:
     """Give an upload its name, now that its content is known to be whole."""
     digest = sha256_of(part)
     if digest != sha256:
@@ -91,7 +90,7 @@ def keep(send: Send, root: str, path: str, part: str, sha256: str) -> dict[str, 
     return {"path": path}
 
 
-def discard(send: Send, root: str, paths: Sequence[str]) -> dict[str, Any]:
+def discard(send: Send, root: str, paths: Sequence[str]) -> dict[str, object]:
     """Remove files that the host has no more use for; of this cache alone."""
     folder = os.path.join(cache_folder(), "files")
     for path in paths:

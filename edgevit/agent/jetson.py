@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Dict, List, Optional, TypedDict
 
 from .kernel import integer, read_bytes, read_integer, read_text, run_program
 from .meters import ina3221
@@ -50,7 +50,44 @@ _ANSWER = re.compile(r"NV Power Mode:[ \t]*(\S+)(?:\s+(\d{1,9})\b)?")  # the nam
 _SAVED = re.compile(r"pmode:(\d{1,9})\b")
 
 
-def identify(root: str) -> dict[str, Any]:
+class ModuleIdentity(TypedDict):
+    part: Optional[str]  # number, such as p3767-0000
+    compatible: List[str]
+    model: Optional[str]  # of the carrier board
+    super: bool
+    memory_bytes: Optional[int]
+
+
+class CurrentMode(TypedDict):
+    id: Optional[int]
+    name: str
+
+
+class ListedMode(TypedDict):
+    """A mode of the board's table; a limit of None is none: what the hardware can do."""
+
+    id: int
+    name: str
+    cpus_online: int
+    tpc_mask: Optional[int]  # the parts of the GPU that are switched off, as bits
+    gpu_max_hz: Optional[int]
+    emc_max_hz: Optional[int]
+
+
+class ClockReading(TypedDict):
+    cur_khz: int
+    min_khz: int
+    max_khz: int
+    governor: Optional[str]
+
+
+class RailPower(TypedDict):
+    address: str
+    label: str
+    milliwatts: float
+
+
+def identify(root: str) -> ModuleIdentity:
     """Name the module: by its part number, as `model` is the carrier board's, which may hold any module."""
     compatible = [name for name in (read_text(root, "proc/device-tree/compatible") or "").split("\0") if name]
     numbers = [_PART.findall(name) for name in compatible if name.startswith("nvidia,")]
@@ -79,26 +116,31 @@ def jetpack(root: str) -> str | None:
     return _JETPACK.get(l4t(root) or "")
 
 
-def power_modes(root: str) -> list[dict[str, Any]]:
-    """Return the modes of this board's own table; their numbers differ between boards.
-
-    A limit of None is none: what the hardware can do.
-    """
-    modes: list[dict[str, Any]] = []
+def power_modes(root: str) -> list[ListedMode]:
+    """Return the modes of this board's own table; their numbers differ between boards."""
+    modes: list[ListedMode] = []
     inside = False
     for line in (read_text(root, "etc/nvpmodel.conf") or "").splitlines():
         if line.lstrip().startswith("<"):
             opened = _MODE.search(line)
             inside = opened is not None
             if opened:
-                limits = {"cpus_online": 0, "tpc_mask": None, "gpu_max_hz": None, "emc_max_hz": None}
-                modes.append({"id": int(opened.group(1)), "name": opened.group(2), **limits})
+                modes.append(
+                    {
+                        "id": int(opened.group(1)),
+                        "name": opened.group(2),
+                        "cpus_online": 0,
+                        "tpc_mask": None,
+                        "gpu_max_hz": None,
+                        "emc_max_hz": None,
+                    }
+                )
         elif inside:
             _add_setting(modes[-1], line.split())
     return modes
 
 
-def _add_setting(mode: dict[str, Any], words: list[str]) -> None:
+def _add_setting(mode: ListedMode, words: list[str]) -> None:
     value = integer(words[2]) if len(words) == 3 else None
     if value is None:
         return
@@ -106,8 +148,10 @@ def _add_setting(mode: dict[str, Any], words: list[str]) -> None:
         mode["cpus_online"] += value == 1
     elif words[:2] == ["TPC_POWER_GATING", "TPC_PG_MASK"]:
         mode["tpc_mask"] = value
-    elif words[1] == "MAX_FREQ" and words[0] in ("GPU", "EMC"):
-        mode[f"{words[0].lower()}_max_hz"] = value if value > 0 else None  # -1, and for EMC also 0: no limit
+    elif words[:2] == ["GPU", "MAX_FREQ"]:
+        mode["gpu_max_hz"] = value if value > 0 else None  # -1: no limit
+    elif words[:2] == ["EMC", "MAX_FREQ"]:
+        mode["emc_max_hz"] = value if value > 0 else None  # -1 or 0: no limit
 
 
 def default_power_mode(root: str) -> int | None:
@@ -115,7 +159,7 @@ def default_power_mode(root: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def power_mode(root: str) -> dict[str, Any] | None:
+def power_mode(root: str) -> CurrentMode | None:
     """Return number and name of the mode, as nvpmodel says, or else as it has saved them."""
     modes = power_modes(root)
     answer = parse_answer(run_program(root, "nvpmodel", "-q") or "")
@@ -125,7 +169,7 @@ def power_mode(root: str) -> dict[str, Any] | None:
         return {"id": numbers[0] if numbers else None, "name": name}
     saved = _SAVED.search(read_text(root, "var/lib/nvpmodel/status") or "")
     number = integer(saved.group(1)) if saved else None
-    return next(({"id": number, "name": mode["name"]} for mode in modes if mode["id"] == number), None)
+    return next((CurrentMode(id=number, name=mode["name"]) for mode in modes if mode["id"] == number), None)
 
 
 def parse_answer(text: str) -> tuple[str, int | None] | None:
@@ -152,8 +196,8 @@ def cpufreq(root: str) -> dict[str, str]:
     }
 
 
-def clocks(root: str) -> dict[str, dict[str, Any] | None]:
-    """Return `cur_khz`, `min_khz`, `max_khz` and `governor` of "gpu" (None if not told) and of each core."""
+def clocks(root: str) -> Dict[str, Optional[ClockReading]]:
+    """Return the clocks of "gpu" (None if not told) and of each core."""
     gpu = gpu_devfreq(root)
     clocks = {"gpu": _clock(gpu, "{}_freq", "governor", 1000) if gpu else None}
     for core, folder in cpufreq(root).items():
@@ -163,14 +207,16 @@ def clocks(root: str) -> dict[str, dict[str, Any] | None]:
     return clocks
 
 
-def _clock(folder: str, file: str, governor: str, per_khz: int) -> dict[str, Any] | None:
-    clock: dict[str, Any] = {}
-    for name in ("cur", "min", "max"):
-        speed = read_integer(folder, file.format(name))
-        if speed is None:
-            return None
-        clock[f"{name}_khz"] = speed // per_khz
-    return {**clock, "governor": read_text(folder, governor)}
+def _clock(folder: str, file: str, governor: str, per_khz: int) -> ClockReading | None:
+    current, lowest, highest = (read_integer(folder, file.format(name)) for name in ("cur", "min", "max"))
+    if current is None or lowest is None or highest is None:
+        return None
+    return {
+        "cur_khz": current // per_khz,
+        "min_khz": lowest // per_khz,
+        "max_khz": highest // per_khz,
+        "governor": read_text(folder, governor),
+    }
 
 
 def clocks_locked(root: str) -> bool | None:
@@ -179,9 +225,9 @@ def clocks_locked(root: str) -> bool | None:
     return all(is_locked(clock) for clock in readings) if readings else None
 
 
-def is_locked(clock: dict[str, Any]) -> bool:
+def is_locked(clock: ClockReading) -> bool:
     """Whether one speed is left to choose from, or the governor always takes the highest, as on JetPack 7.2."""
-    return bool(clock["min_khz"] == clock["max_khz"]) or clock["governor"] == "performance"
+    return clock["min_khz"] == clock["max_khz"] or clock["governor"] == "performance"
 
 
 def memory_clock_locked(root: str) -> bool | None:
@@ -201,9 +247,9 @@ def temperatures_c(root: str) -> dict[str, float]:
     return degrees
 
 
-def rails(root: str) -> list[dict[str, Any]]:
+def rails(root: str) -> list[RailPower]:
     """Return what each power rail draws now."""
-    readings = []
+    readings: list[RailPower] = []
     for rail in ina3221.sensor_channels(root):
         milliwatts = rail.milliwatts()
         if milliwatts is not None:

@@ -26,14 +26,13 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from typing import IO, Any, Callable, Iterator
+from typing import IO, Any, Iterator
 
 from .files import cache_folder, open_regular
 from .lock import acquire_lock, lock_path
+from .messages import Failed, JobEntries, JobEntry, JobReply, JobRequest, Progress, Reply, Send
 from .methods import method_named, reply
 from .runners import RunnerError
-
-Send = Callable[[Any], None]
 
 _POLL_S = (0.02, 0.5)  # at first and at last: a board that measures is not to be disturbed
 _REPEAT_S = 5.0  # the last progress is told again after this time, as a sign of life
@@ -47,7 +46,7 @@ class DamagedError(RunnerError):
     """A file of a job that cannot be read as what it is; the message names it and says what to do."""
 
 
-def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], owner: str) -> dict[str, Any]:
+def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], owner: str) -> dict[str, object]:
     """Start a job, unless it is running or has a result.
 
     Returns its `state` as it was found: "new", "running", "finished", "failed", "dead" or "damaged"; but for those that
@@ -58,7 +57,7 @@ def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], ow
         state, message = _look(job)
         if state in ("new", "failed", "dead", "damaged"):
             _remove(job)
-            request = {"method": method, "args": args, "owner": owner, "root": root, "started": _now()}
+            request = JobRequest(method=method, args=args, owner=owner, root=root, started=_now())
             try:
                 os.makedirs(_folder(job))
                 _write_whole(_path(job, "request.json"), request)
@@ -69,7 +68,7 @@ def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], ow
         return {"state": state, "message": message, "owner": _owner(job)}
 
 
-def follow(send: Send, root: str, job: str, attached: bool = False) -> dict[str, Any]:
+def follow(send: Send, root: str, job: str, attached: bool = False) -> JobReply:
     """Tell a job's progress from its beginning until its outcome is there; return that.
 
     With `attached` the job is cancelled when its last follower's host is gone.
@@ -90,7 +89,8 @@ def follow(send: Send, root: str, job: str, attached: bool = False) -> dict[str,
         raise
 
 
-def _stream(send: Send, job: str, progress: IO[bytes]) -> dict[str, Any]:
+def _stream(send: Send, job: str, progress: IO[bytes]) -> JobReply:
+    last: Progress
     pause, spoken, last = _POLL_S[0], time.monotonic(), {"stage": "start", "done": 0.0}
     while True:
         outcome = _outcome(job)
@@ -106,7 +106,7 @@ def _stream(send: Send, job: str, progress: IO[bytes]) -> dict[str, Any]:
         pause = min(_POLL_S[1], pause * 1.5)
 
 
-def forget(send: Send, root: str, job: str) -> dict[str, Any]:
+def forget(send: Send, root: str, job: str) -> dict[str, object]:
     """Remove what is kept of a job that has ended; where another host follows it still, that one does so."""
     with _registry():
         _check_ended(job)
@@ -124,24 +124,26 @@ def _is_followed(job: str) -> bool:
     return _has_to_wait(job, "progress", fcntl.LOCK_EX)
 
 
-def jobs(send: Send, root: str) -> dict[str, Any]:
+def jobs(send: Send, root: str) -> JobEntries:
     """List the jobs that are running, and those whose result nobody has collected yet.
 
     They have an age, because the clocks of boards are often wrong; None where that was set back since.
     """
-    listed = []
+    listed: list[JobEntry] = []
     for job in _names():
         state, message = _look(job)
+        entry: JobEntry = {"job": job, "state": state, "method": None, "owner": None, "started": None, "age_s": None}
         request = _request(job)
-        entry = {key: request.get(key) for key in ("method", "owner", "started")}
-        entry["age_s"] = _age_s(request.get("started"))
+        if request:
+            entry["method"], entry["owner"] = request["method"], request["owner"]
+            entry["started"], entry["age_s"] = request["started"], _age_s(request["started"])
         if state == "damaged":
             entry["message"] = message
-        listed.append({"job": job, "state": state, **entry})
+        listed.append(entry)
     return {"jobs": listed}
 
 
-def cancel(send: Send, root: str, job: str | None = None, owner: str | None = None) -> dict[str, Any]:
+def cancel(send: Send, root: str, job: str | None = None, owner: str | None = None) -> dict[str, object]:
     """End a job, all of an owner's, or all: first so that it can put the board back as it was, then hard.
 
     One account of a board may be that of many, so whose a job is only its request says. Damaged ones that do not run
@@ -183,11 +185,13 @@ def cancel(send: Send, root: str, job: str | None = None, owner: str | None = No
 def work(job: str) -> None:
     """Do what the job's request says. This is the job's own process."""
     signal.signal(signal.SIGTERM, _end)
-    request = _read_request(job) or {}
+    request = _read_request(job)
+    if request is None:
+        raise RunnerError(_NO_JOB)
     root = request["root"]
     with open(_path(job, "progress"), "a", encoding="utf-8") as progress:
 
-        def send(message: dict[str, Any]) -> None:
+        def send(message: Reply) -> None:
             if "progress" in message:
                 progress.write(json.dumps(message["progress"]) + "\n")
                 progress.flush()
@@ -226,17 +230,19 @@ def _spawn(job: str) -> None:
         pid.write(str(process.pid))
 
 
-def _outcome(job: str) -> dict[str, Any] | None:
+def _outcome(job: str) -> JobReply | None:
     """Return what came of a job; None while it works."""
     alive = _is_running(job)
     outcome = _read_outcome(job)
     if outcome is None:
         if alive:
             return None
-        outcome = {"error": {"message": f"the job died: {_tail(job)}", "traceback": _read_stderr(job)}}
+        outcome = {"error": Failed(message=f"the job died: {_tail(job)}", traceback=_read_stderr(job))}
         if not os.path.isdir(_folder(job)):
             raise RunnerError(_NO_JOB)
-    return {**outcome, "started": (_read_request(job) or {}).get("started")}
+    request = _read_request(job)
+    outcome["started"] = request["started"] if request else None
+    return outcome
 
 
 def _remove(job: str) -> None:
@@ -282,7 +288,7 @@ def _has_to_wait(job: str, name: str, kind: int) -> bool:
     return False
 
 
-def _new_lines(file: IO[bytes]) -> Iterator[dict[str, Any]]:
+def _new_lines(file: IO[bytes]) -> Iterator[Progress]:
     for line in iter(file.readline, b""):
         if not line.endswith(b"\n"):  # still being written
             file.seek(-len(line), os.SEEK_CUR)
@@ -323,7 +329,7 @@ def _read(path: str) -> str:
         return file.read().decode("utf-8", "replace")
 
 
-def _read_json(path: str, **kinds: type) -> dict[str, Any] | None:
+def _read_json(path: str, **kinds: type) -> Any:
     """Read an object that has at least these keys, of these types; None: there is no such file.
 
     Raises: DamagedError.
@@ -342,25 +348,29 @@ def _read_json(path: str, **kinds: type) -> dict[str, Any] | None:
     return content
 
 
-def _read_request(job: str) -> dict[str, Any] | None:
-    return _read_json(_path(job, "request.json"), method=str, args=dict, owner=str, root=str, started=str)
+def _read_request(job: str) -> JobRequest | None:
+    request: JobRequest | None = _read_json(
+        _path(job, "request.json"), method=str, args=dict, owner=str, root=str, started=str
+    )
+    return request
 
 
-def _request(job: str) -> dict[str, Any]:
-    """What is known of who asked for what."""
+def _request(job: str) -> JobRequest | None:
+    """Who asked for what; None, too, where that cannot be read."""
     try:
-        return _read_request(job) or {}
+        return _read_request(job)
     except DamagedError:
-        return {}
+        return None
 
 
 def _owner(job: str) -> str | None:
-    return _request(job).get("owner")
+    request = _request(job)
+    return request["owner"] if request else None
 
 
-def _read_outcome(job: str) -> dict[str, Any] | None:
+def _read_outcome(job: str) -> JobReply | None:
     path = _path(job, "result.json")
-    outcome = _read_json(path)
+    outcome: JobReply | None = _read_json(path)
     if outcome is None or "result" in outcome:
         return outcome
     error = outcome.get("error")

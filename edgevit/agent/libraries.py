@@ -7,7 +7,7 @@ each of these processes reads it anew from the zip, where Python keeps no compil
 from __future__ import annotations
 
 import json
-from typing import Any, Callable
+from typing import Callable, Mapping
 
 from .__main__ import claim_stdout
 from .runners import RunnerError
@@ -36,13 +36,13 @@ LIBRARIES: dict[str, Callable[[], None]] = {
 }
 
 
-def _tell(describe: Callable[[], dict[str, Any]]) -> None:
+def _tell(describe: Callable[[], Mapping[str, object]]) -> None:
     """Print what `describe` returns, and nothing that a library prints."""
     with claim_stdout() as answer:
         json.dump(describe(), answer)
 
 
-def _describe_onnxruntime() -> dict[str, Any]:
+def _describe_onnxruntime() -> dict[str, object]:
     from .onnx_runtime import import_onnxruntime, installed
 
     packages = installed()

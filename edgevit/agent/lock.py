@@ -16,9 +16,10 @@ import os
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Iterator
+from typing import Callable, Iterator
 
 from .files import cache_folder
+from .messages import Holder, Progress, Send
 from .runners import RunnerError
 
 _FOLDERS = ("/run/lock", "/tmp")
@@ -28,7 +29,7 @@ _SAY_EVERY_S = 10.0  # while nothing changes
 
 
 @contextmanager
-def acquire_lock(path: str | None, owner: str, method: str, report: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+def acquire_lock(path: str | None, owner: str, method: str, report: Callable[[Progress], None]) -> Iterator[None]:
     """Acquire the lock at `path`, or that of the board, for the duration of the block.
 
     Who holds the board meanwhile is reported as `{"stage": "wait", "holder": {...}}`, and a holder that died as
@@ -52,7 +53,7 @@ def acquire_lock(path: str | None, owner: str, method: str, report: Callable[[di
 _acquired = ExitStack()  # the lock that `take` acquired
 
 
-def take(send: Callable[[Any], None], root: str, owner: str, method: str) -> dict[str, Any]:
+def take(send: Send, root: str, owner: str, method: str) -> dict[str, object]:
     """Wait for the board, and hold it for the host until `release`, this agent's end, or for `COPY_S`."""
     path = lock_path(root)
     if path:
@@ -67,12 +68,12 @@ def take(send: Callable[[Any], None], root: str, owner: str, method: str) -> dic
     return {}
 
 
-def release(send: Callable[[Any], None], root: str) -> dict[str, Any]:
+def release(send: Send, root: str) -> dict[str, object]:
     _acquired.close()
     return {}
 
 
-def wait_for_others(root: str, owner: str, report: Callable[[dict[str, Any]], None]) -> None:
+def wait_for_others(root: str, owner: str, report: Callable[[Progress], None]) -> None:
     """Wait while anybody but `owner` holds the board; nothing is made, written or held.
 
     One's own job is not waited for, because it is by looking that a host begins to collect its result.
@@ -98,7 +99,7 @@ def _paths(path: str | None) -> list[str]:
     return [path] if path else [os.path.join(folder, "edgevit.lock") for folder in _FOLDERS]
 
 
-def _wait(lock: int, report: Callable[[dict[str, Any]], None], allowed: str | None = None) -> None:
+def _wait(lock: int, report: Callable[[Progress], None], allowed: str | None = None) -> None:
     """Acquire the lock, or verify that the owner `allowed` has it."""
     last_identity, reported_s = None, 0.0
     while True:
@@ -134,12 +135,18 @@ def _open_any(paths: list[str]) -> int:
     raise RunnerError(f"cannot lock the board: no {' and no '.join(map(os.path.dirname, paths))} to keep the file in")
 
 
-def _read(lock: int) -> dict[str, Any] | None:
+def _read(lock: int) -> Holder | None:
     """Return what the holder wrote and its age in seconds; None while it says nothing that can be read."""
     try:
         content = json.loads(os.pread(lock, 4096, 0))
         age = max(0.0, time.time() - content["since"])
-        return {**{key: content[key] for key in ("owner", "method", "pid", "since")}, "age_s": age}
+        return {
+            "owner": content["owner"],
+            "method": content["method"],
+            "pid": content["pid"],
+            "since": content["since"],
+            "age_s": age,
+        }
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -91,7 +91,7 @@ def measure(request: MeasurementRequest, report: Report, root: str = "/") -> Run
         timed = _time(loaded, request, report, power, within, tick)
         for meter in around:  # once more while the model is there, in case the window was shorter than a tick
             meter.read()
-    figures = {name: value for meter in everything for name, value in meter.figures().items()}
+    figures: dict[str, Any] = {name: value for meter in everything for name, value in meter.figures().items()}
     if figures.get("power"):
         figures["power"]["ticks_ns"] = ticks_ns
     return make_run(request, loaded, load_ns, root, timed, figures)

@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import Any, Callable
 
 from .files import cache_folder
+from .messages import Send
 from .runners import RunnerError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
-Send = Callable[[Any], None]
 _Method = Callable[..., Any]
 
 # Where each method is; imported when it is called, so that the agent starts fast. `root` is where a method reads the

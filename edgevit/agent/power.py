@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from time import perf_counter_ns
-from typing import Any, Protocol, Sequence
+from typing import Any, Dict, Optional, Protocol, Sequence, TypedDict
 
 from .meters import AnyMeter
 from .runners import RunnerError
@@ -23,9 +23,15 @@ _SILENT_NS = 1_000_000_000
 Rails = Sequence[Sequence[str]]  # I2C address and label of each
 
 
+class PowerFigures(TypedDict):
+    power: Optional[Dict[str, object]]  # the fields of `records.Power`
+
+
 class PowerMeter(AnyMeter, Protocol):
     def begin(self) -> None:
         """Take a reading, and begin the window, which began when it was entered, anew: without waiting."""
+
+    def figures(self) -> PowerFigures: ...
 
 
 def power_meter(root: str, requested: str | None, total: Rails) -> PowerMeter | None:
@@ -94,7 +100,7 @@ class Readings:
         ]
         return [name for name in names if name] if all(names) else []
 
-    def figures(self, interval_ms: float | None) -> dict[str, Any]:
+    def figures(self, interval_ms: float | None) -> PowerFigures:
         gaps_ns = [b - a for a, b in zip(self.times_ns, self.times_ns[1:])]
         if not self.rows or self.ended_ns - self.times_ns[-1] > max(_SILENT_NS, 2 * max(gaps_ns, default=0)):
             return {"power": None}

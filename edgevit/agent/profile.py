@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from time import perf_counter_ns
-from typing import Any
 
 from .environment import describe_environment
 from .measure import MeasurementRequest, Report, import_requirements, repeat
@@ -17,7 +16,7 @@ from .runners import RunnerError, has_profiler, import_runner, runner_names
 MOST = 100  # inferences: of 400 nodes each, a trace has some 30 MB
 
 
-def profile(request: MeasurementRequest, report: Report, root: str = "/") -> dict[str, Any]:
+def profile(request: MeasurementRequest, report: Report, root: str = "/") -> dict[str, object]:
     """Time the layers of up to MOST inferences.
 
     Returns `inferences_ns`, the whole of each by `clock` ("gpu" or "host"), `layers` as dicts of `Layer`, `provider`

@@ -11,11 +11,11 @@ import os
 import re
 import shlex
 import subprocess
-from typing import Any, Callable
 
 from .control import controlled
 from .execution import import_tensorrt, make_log, open_engine
 from .kernel import find_program
+from .messages import Send
 from .runners import RunnerError
 
 _HELP_S = 60.0
@@ -49,8 +49,6 @@ _THROUGHPUT = re.compile(rf"({_NUMBER}) qps")
 _BANNER = re.compile(r"\[TensorRT v(\d{4,6})\]")
 _ERROR = re.compile(r"^(?:\[[^\]\n]{1,40}\] )?\[E\] (.*)$", re.MULTILINE)
 
-Send = Callable[[Any], None]
-
 
 def trtexec(
     send: Send,
@@ -62,7 +60,7 @@ def trtexec(
     streams: int = 1,
     power_mode: str | None = None,
     lock_clocks: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Run trtexec on an engine, in this power mode and with the clocks locked if asked, and return its summary.
 
     Raises:
@@ -135,7 +133,7 @@ def _run(command: list[str], timeout_s: float) -> str:
     return text
 
 
-def parse_summary(text: str) -> dict[str, Any]:
+def parse_summary(text: str) -> dict[str, object]:
     """Return `version`, `throughput_qps` and the times of a run.
 
     Raises:

@@ -11,6 +11,7 @@ import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Protocol, Type
 
+from ..messages import CudaDevice, CudaState
 from ..runners import RunnerError
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ class Cuda(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def describe(self) -> dict[str, Any]:
-        """Return `device`, `sms`, `capability` such as "8.7", and `runtime`, the version of CUDA."""
+    def describe(self) -> CudaDevice:
+        """Say which device this is."""
 
     def malloc(self, size: int) -> int:
         """Return the address of `size` bytes of device memory."""
@@ -97,11 +98,17 @@ def _pycuda() -> Type[PycudaCuda] | None:
     return PycudaCuda
 
 
-def describe_cuda() -> dict[str, Any]:
+def describe_cuda() -> CudaState:
     """Say what there is, or in `error` why there is nothing; never raises."""
-    empty = {"binding": None, "error": None, "device": None, "sms": None, "capability": None, "runtime": None}
     try:
         with open_cuda() as cuda:
-            return {**empty, "binding": cuda.binding, **cuda.describe()}
+            return {"binding": cuda.binding, "error": None, **cuda.describe()}
     except RunnerError as error:
-        return {**empty, "error": str(error)}
+        return {
+            "binding": None,
+            "error": str(error),
+            "device": None,
+            "sms": None,
+            "capability": None,
+            "runtime": None,
+        }

@@ -7,6 +7,7 @@ from typing import Any, Callable, Iterator
 
 import pycuda.driver as driver
 
+from ..messages import CudaDevice
 from ..runners import RunnerError
 from .capture import CaptureError
 
@@ -48,7 +49,7 @@ class PycudaCuda:
         self._streams.clear()
         self._owned.close()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> CudaDevice:
         with _one_line_errors():
             major, minor = self._device.compute_capability()
             runtime = driver.get_version()

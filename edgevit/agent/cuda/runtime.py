@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from typing import Any, Callable
 
+from ..messages import CudaDevice
 from ..runners import RunnerError
 from .capture import CaptureError
 
@@ -142,7 +143,7 @@ class RuntimeCuda:
         assert isinstance(handle.value, int)
         return handle.value
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> CudaDevice:
         version, sms, major, minor = c_int(), c_int(), c_int(), c_int()
         properties = ctypes.create_string_buffer(_PROPERTIES_BYTES)
         self._call("cudaRuntimeGetVersion", version)

@@ -8,7 +8,7 @@ and is chosen in `power.py`, which says what more it has.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Mapping, Protocol
 
 
 class AnyMeter(Protocol):
@@ -23,5 +23,5 @@ class AnyMeter(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Mapping[str, object]:
         """Return fields of `Run`, once the work is done; None for what this machine does not tell."""

@@ -5,8 +5,6 @@ Virtual machines and containers often offer none; a core that is switched off ha
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..jetson import cpufreq, gpu_devfreq
 from ..kernel import read_integer
 
@@ -32,7 +30,7 @@ class Meter:
     def __exit__(self, *_: object) -> None:
         self.read()
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         before, *during, after = self.readings
         return {
             "clocks_before_khz": before or None,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..kernel import read_integer
 
 PATHS = (
@@ -34,5 +32,5 @@ class Meter:
     def __exit__(self, *_: object) -> None:
         self.read()
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         return {"gpu_load_permille": tuple(self.readings) or None}

@@ -11,10 +11,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Sequence
+from typing import Sequence
 
 from ..kernel import read_integer, read_text
-from ..power import Rails, Readings
+from ..power import PowerFigures, Rails, Readings
 
 _CHANNELS = (1, 2, 3)  # 4 to 7 are voltages across the shunts, and a sum
 _CONVERSION_US = (140, 204, 332, 588, 1100, 2116, 4156, 8244)  # the sensor's choice; voltage and current take one each
@@ -137,5 +137,5 @@ class Meter:
         self.readings.ended_ns = perf_counter_ns()
         self.read()  # at once: what the sensor still owes is reckoned from it
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> PowerFigures:
         return self.readings.figures(self.interval_ms)

@@ -14,7 +14,7 @@ from typing import Any, Dict
 
 from ..__main__ import claim_stdout
 from ..control import own_command
-from ..power import Rails, Readings
+from ..power import PowerFigures, Rails, Readings
 from . import ina3221
 
 _SOCKET = "run/jtop.sock"
@@ -117,5 +117,5 @@ class Meter:
         if self.client is not None:
             self.client.close()
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> PowerFigures:
         return self.readings.figures(self.interval_ms)

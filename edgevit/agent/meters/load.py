@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
 
 from ..environment import usable_cpus
 from ..kernel import read_text
@@ -30,7 +29,7 @@ class Meter:
     def __exit__(self, *_: object) -> None:
         self._read()
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         return {
             "load_average_before": self.load_average,
             "cpu_busy_ns": _elapsed_ns(self.busy),

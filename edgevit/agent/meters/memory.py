@@ -7,7 +7,6 @@ not part of any process's resident set. What the GPU's allocator has given to th
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from ..kernel import integer, read_bytes, read_text
 
@@ -37,7 +36,7 @@ class Meter:
         # Not getrusage's ru_maxrss: it survives exec, so that it would report the peak of the process that started us.
         self.peak = read_bytes(self.root, "proc/self/status", "VmHWM")
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         return {
             "memory_peak_rss_bytes": self.peak,
             "memory_available_before_bytes": self.available[0],

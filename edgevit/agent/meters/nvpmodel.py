@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..jetson import power_mode
 
 
@@ -26,6 +24,6 @@ class Meter:
         mode = power_mode(self.root)
         self.modes.append(mode["name"] if mode else None)
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         before, after = self.modes
         return {"power_mode_before": before, "power_mode_after": after}

@@ -9,10 +9,9 @@ import subprocess
 import time
 from contextlib import ExitStack, suppress
 from time import perf_counter_ns
-from typing import Any
 
 from ..kernel import find_program
-from ..power import Rails, Readings
+from ..power import PowerFigures, Rails, Readings
 from . import ina3221
 
 _INTERVAL_MS = 100
@@ -114,5 +113,5 @@ class Meter:
         assert process.stdout
         process.stdout.close()
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> PowerFigures:
         return self.readings.figures(self.interval_ms)

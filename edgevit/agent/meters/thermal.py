@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from ..jetson import temperatures_c
 from ..kernel import read_integer, read_text
@@ -49,7 +48,7 @@ class Meter:
         """The highest temperature of the last reading."""
         return max(self.readings[-1].values(), default=None) if self.readings else None
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         before, *during, after = self.readings
         return {
             "temperatures_before_c": before or None,

@@ -1,0 +1,96 @@
+"""What host and agent send each other, and what the agent keeps in its files; `__main__` states the protocol."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, TypedDict
+
+# `stage`, `done` (its share that is done, 0 to 1) and figures to show beside them. While it waits (stage "wait"), the
+# `holder` of the board, or the `stale` one that left it locked: a `Holder`.
+Progress = Dict[str, object]
+
+
+class Failed(TypedDict):
+    """Why a method failed."""
+
+    message: str
+    traceback: str
+
+
+class Reply(TypedDict, total=False):
+    """A line of the agent: exactly one of these."""
+
+    result: Any
+    error: Failed
+    progress: Progress
+
+
+Send = Callable[[Reply], None]
+
+
+class Holder(TypedDict):
+    """Who holds the board, and since when; with an age, because the clocks of boards are often wrong."""
+
+    owner: str
+    method: str
+    pid: int
+    since: float
+    age_s: float
+
+
+class JobRequest(TypedDict):
+    """What a job has to do, and for whom."""
+
+    method: str
+    args: Dict[str, Any]
+    owner: str
+    root: str
+    started: str  # as ISO 8601
+
+
+class JobReply(Reply, total=False):
+    """What came of a job: its `result` or its `error`."""
+
+    started: Optional[str]
+    collected_late: bool  # it had ended before anybody followed
+
+
+class JobEntry(TypedDict, total=False):
+    """A job in a list; None: its request cannot be read."""
+
+    job: str
+    state: str
+    method: Optional[str]
+    owner: Optional[str]
+    started: Optional[str]
+    age_s: Optional[float]  # None, too, where the board's clock was set back since
+    message: str  # of a damaged one
+
+
+class JobEntries(TypedDict):
+    jobs: List[JobEntry]
+
+
+class BoardState(TypedDict):
+    """Power mode and clocks of the board during a bench, and what was reported about setting them."""
+
+    power_mode: Optional[str]
+    clocks_locked: Optional[bool]
+    messages: List[str]
+
+
+class CudaDevice(TypedDict):
+    device: str  # its name
+    sms: int
+    capability: str  # such as "8.7"
+    runtime: str  # the version of CUDA
+
+
+class CudaState(TypedDict):
+    """The GPU and its binding, or in `error` why there is none."""
+
+    binding: Optional[str]
+    error: Optional[str]
+    device: Optional[str]
+    sms: Optional[int]
+    capability: Optional[str]
+    runtime: Optional[str]
