@@ -308,7 +308,7 @@ def request_from(kind: type[R], typed: Given) -> R:
     return kind(**values, **_records(kind, inside))
 
 
-def plain_request(request: Any) -> dict[str, Any]:
+def plain_request(request: Any) -> dict[str, object]:
     """A request as JSON has it: paths as text, tuples as lists."""
     return dict(json.loads(json.dumps(asdict(request), default=str)))
 
@@ -325,11 +325,11 @@ def plain_type(kind: Any) -> Any:
     return reduce(or_, inner) if origin in (Union, UnionType) else kind
 
 
-def assignments(option: str, example: str) -> Callable[[list[str], Given], dict[str, Any]]:
+def assignments(option: str, example: str) -> Callable[[list[str], Given], dict[str, object]]:
     """Read `img_size=32` as {"img_size": 32}; a value that is no Python literal, nor `true` or `false`, is text."""
 
-    def read(texts: list[str], _: Given) -> dict[str, Any]:
-        args: dict[str, Any] = {}
+    def read(texts: list[str], _: Given) -> dict[str, object]:
+        args: dict[str, object] = {}
         for text in texts:
             name, equals, value = text.partition("=")
             if not equals or not name.isidentifier():

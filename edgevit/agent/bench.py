@@ -19,7 +19,7 @@ from typing import IO, Any, Callable, Iterator, Sequence
 from .__main__ import main
 from .control import controlled, own_command
 from .kernel import open_scratch
-from .messages import Progress, Reply, Send
+from .messages import ProgressMessage, Reply, Send
 from .power import power_meter
 from .records import Power
 
@@ -77,7 +77,7 @@ def bench(
     return {"runs": runs, "profiles": profiles, "changed": changed, "failed": failed, "alone": alone}
 
 
-def _measure(root: str, requests: Sequence[dict[str, Any]], tell: Callable[[Progress], None]) -> Reply:
+def _measure(root: str, requests: Sequence[dict[str, Any]], tell: Callable[[ProgressMessage], None]) -> Reply:
     """Measure a model, or several that alternate in one process or, where they cannot, one after the other.
 
     Return `runs`, and `alone`: why they could not; or an `error`.
@@ -123,7 +123,7 @@ def _lines(stdout: IO[bytes]) -> Iterator[bytes]:
     raise TimeoutError
 
 
-def _ask(root: str, method: str, request: dict[str, Any], on_progress: Callable[[Progress], None]) -> Reply:
+def _ask(root: str, method: str, request: dict[str, Any], on_progress: Callable[[ProgressMessage], None]) -> Reply:
     """Make one measurement in another process of this very program; return its `result` or its `error`."""
     # A file for what it says: a pipe that nobody reads would fill up and stop it.
     with open_scratch() as stderr, subprocess.Popen(

@@ -103,7 +103,7 @@ class Tensor:
     def bytes_of(self, shape: Sequence[int]) -> int:
         return struct.calcsize(self.format) * math.prod(shape)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
 
 

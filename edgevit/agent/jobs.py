@@ -30,7 +30,7 @@ from typing import IO, Any, Iterator
 
 from .files import cache_folder, open_regular
 from .lock import acquire_lock, lock_path
-from .messages import Failed, JobEntries, JobEntry, JobReply, JobRequest, Progress, Reply, Send
+from .messages import CancelledJobs, Failed, JobEntries, JobEntry, JobReply, JobRequest, ProgressMessage, Reply, Send
 from .methods import method_named, reply
 from .runners import RunnerError
 
@@ -90,7 +90,7 @@ def follow(send: Send, root: str, job: str, attached: bool = False) -> JobReply:
 
 
 def _stream(send: Send, job: str, progress: IO[bytes]) -> JobReply:
-    last: Progress
+    last: ProgressMessage
     pause, spoken, last = _POLL_S[0], time.monotonic(), {"stage": "start", "done": 0.0}
     while True:
         outcome = _outcome(job)
@@ -143,7 +143,7 @@ def jobs(send: Send, root: str) -> JobEntries:
     return {"jobs": listed}
 
 
-def cancel(send: Send, root: str, job: str | None = None, owner: str | None = None) -> dict[str, object]:
+def cancel(send: Send, root: str, job: str | None = None, owner: str | None = None) -> CancelledJobs:
     """End a job, all of an owner's, or all: first so that it can put the board back as it was, then hard.
 
     One account of a board may be that of many, so whose a job is only its request says. Damaged ones that do not run
@@ -288,7 +288,7 @@ def _has_to_wait(job: str, name: str, kind: int) -> bool:
     return False
 
 
-def _new_lines(file: IO[bytes]) -> Iterator[Progress]:
+def _new_lines(file: IO[bytes]) -> Iterator[ProgressMessage]:
     for line in iter(file.readline, b""):
         if not line.endswith(b"\n"):  # still being written
             file.seek(-len(line), os.SEEK_CUR)

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Callable, Iterator
 
 from .files import cache_folder
-from .messages import Holder, Progress, Send
+from .messages import Holder, ProgressMessage, Send
 from .runners import RunnerError
 
 _FOLDERS = ("/run/lock", "/tmp")
@@ -29,7 +29,9 @@ _SAY_EVERY_S = 10.0  # while nothing changes
 
 
 @contextmanager
-def acquire_lock(path: str | None, owner: str, method: str, report: Callable[[Progress], None]) -> Iterator[None]:
+def acquire_lock(
+    path: str | None, owner: str, method: str, report: Callable[[ProgressMessage], None]
+) -> Iterator[None]:
     """Acquire the lock at `path`, or that of the board, for the duration of the block.
 
     Who holds the board meanwhile is reported as `{"stage": "wait", "holder": {...}}`, and a holder that died as
@@ -73,7 +75,7 @@ def release(send: Send, root: str) -> dict[str, object]:
     return {}
 
 
-def wait_for_others(root: str, owner: str, report: Callable[[Progress], None]) -> None:
+def wait_for_others(root: str, owner: str, report: Callable[[ProgressMessage], None]) -> None:
     """Wait while anybody but `owner` holds the board; nothing is made, written or held.
 
     One's own job is not waited for, because it is by looking that a host begins to collect its result.
@@ -99,7 +101,7 @@ def _paths(path: str | None) -> list[str]:
     return [path] if path else [os.path.join(folder, "edgevit.lock") for folder in _FOLDERS]
 
 
-def _wait(lock: int, report: Callable[[Progress], None], allowed: str | None = None) -> None:
+def _wait(lock: int, report: Callable[[ProgressMessage], None], allowed: str | None = None) -> None:
     """Acquire the lock, or verify that the owner `allowed` has it."""
     last_identity, reported_s = None, 0.0
     while True:

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, TypedDict
 
 # `stage`, `done` (its share that is done, 0 to 1) and figures to show beside them. While it waits (stage "wait"), the
 # `holder` of the board, or the `stale` one that left it locked: a `Holder`.
-Progress = Dict[str, object]
+ProgressMessage = Dict[str, object]
 
 
 class Failed(TypedDict):
@@ -21,7 +21,7 @@ class Reply(TypedDict, total=False):
 
     result: Any
     error: Failed
-    progress: Progress
+    progress: ProgressMessage
 
 
 Send = Callable[[Reply], None]
@@ -68,6 +68,11 @@ class JobEntry(TypedDict, total=False):
 
 class JobEntries(TypedDict):
     jobs: List[JobEntry]
+
+
+class CancelledJobs(TypedDict):
+    cancelled: List[str]
+    others: List[JobEntry]  # that run, and were left
 
 
 class BoardState(TypedDict):

@@ -334,7 +334,7 @@ class Run:
         """By what factor the machine's speed moved within the window; 1 where that is no reason for a warning."""
         return doubts.unsteadiness(self)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         times = {name: None if getattr(self, name) is None else list(getattr(self, name)) for name in _TIMES}
         parts = None if self.parts_ns is None else {name: list(part) for name, part in self.parts_ns.items()}
         return {"schema": SCHEMA, **asdict(self), **times, "parts_ns": parts}

@@ -49,7 +49,7 @@ class TimingCache:
         except RunnerError as error:
             remarks.append(f"the timing cache is not kept: {error}")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {"path": self.path, "bytes_before": self.bytes_before, "bytes_after": self.bytes_after}
 
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import edgevit.agent
 from edgevit.agent.__main__ import MARK
+from edgevit.agent.messages import ProgressMessage, Reply
 from edgevit.board.answers import read_answer
 from edgevit.errors import AgentError, BoardError, ConnectionLostError, UnfitBoardError, UnreachableError
 from edgevit.text import printable, printable_values
@@ -170,7 +171,7 @@ class Agent:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop(gently=kind is None and self.idle)
 
-    def call(self, method: str, /, on_progress: Callable[[dict[str, Any]], None] | None = None, **args: Any) -> Any:
+    def call(self, method: str, /, on_progress: Callable[[ProgressMessage], None] | None = None, **args: Any) -> Any:
         """Run one method of the agent and return its result.
 
         Raises:
@@ -197,7 +198,7 @@ class Agent:
             raise AgentError(reply["error"]["message"], remote_traceback=reply["error"]["traceback"])
         return read_answer(self.host, method, reply["result"])
 
-    def _start(self, content: bytes, deadline: float) -> dict[str, Any]:
+    def _start(self, content: bytes, deadline: float) -> dict[str, object]:
         """Skip what a login shell prints until the agent says hello; send the agent if the board lacks it."""
         stored, noise = False, b""
         try:
@@ -220,15 +221,15 @@ class Agent:
             ) from None
         raise self._failure_to_start(stored, printable(noise.decode(errors="replace")))
 
-    def _parse_hello(self, line: bytes) -> dict[str, Any]:
-        hello: dict[str, Any] = _from_json(line)
+    def _parse_hello(self, line: bytes) -> dict[str, object]:
+        hello: dict[str, object] = _from_json(line)
         try:
             return dict(read_answer(self.host, "hello", hello))
         except AgentError as error:
             raise UnreachableError(f"cannot start the agent: {self._not_the_protocol(line)}") from error
 
-    def _parse(self, line: bytes) -> dict[str, Any]:
-        reply: dict[str, Any] = _from_json(line)
+    def _parse(self, line: bytes) -> Reply:
+        reply: Reply = _from_json(line)
         match reply:
             case {"result": _} | {"progress": {}} | {"error": {"message": str(), "traceback": str()}} if (
                 len(reply) == 1

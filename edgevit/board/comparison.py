@@ -124,7 +124,7 @@ class RunReader:
         self._reader = reader
         self._values: dict[int, Any] = {}  # by their hash
 
-    def content(self, line: bytes, source: str) -> dict[str, Any]:
+    def content(self, line: bytes, source: str) -> dict[str, object]:
         """Parse a line to plain values, of a run or of another record; `run` checks those of a run.
 
         Raises: the error of the reader.
@@ -133,9 +133,9 @@ class RunReader:
         # Without an escape no string can have a zero byte or half a character, which `run` does not look for.
         if isinstance(values, dict) and "latencies_ns" in values and b"\\u" not in line:
             return values
-        return self._reader.checked(values, dict[str, Any], source)
+        return self._reader.checked(values, dict[str, object], source)
 
-    def run(self, content: dict[str, Any]) -> Run:
+    def run(self, content: dict[str, object]) -> Run:
         """Raises: RecordError."""
         once = {name: self._once(content[name]) for name in _SHARED if name in content}
         for name in _DURING:

@@ -12,12 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edgevit.agent.__main__ import MARK, user
+from edgevit.agent.messages import CancelledJobs, ProgressMessage
 from edgevit.board.answers import JobOutcome, read_answer
 from edgevit.board.client import LOCAL, Agent, Explain, in_sh, is_full, pack_agent, stderr_of
 from edgevit.board.ssh import Ssh
@@ -106,7 +107,7 @@ class Board:
     def __exit__(self, *error: Any) -> None:
         self._running.__exit__(*error)
 
-    def call(self, method: str, /, on_progress: Callable[[dict[str, Any]], None] | None = None, **args: Any) -> Any:
+    def call(self, method: str, /, on_progress: Callable[[ProgressMessage], None] | None = None, **args: Any) -> Any:
         """Call a method of the agent, and again if the connection breaks.
 
         Raises:
@@ -158,7 +159,7 @@ class Board:
     def run_job(
         self,
         method: str,
-        args: dict[str, Any],
+        args: Mapping[str, object],
         *,
         name: str,
         progress: Progress,
@@ -209,14 +210,14 @@ class Board:
         with suppress(BoardError):  # what matters has been collected
             self.call("forget", job=job)
 
-    def _start_and_follow(self, job: str, method: str, args: dict[str, Any], show: _Show) -> Any:
+    def _start_and_follow(self, job: str, method: str, args: Mapping[str, object], show: _Show) -> Any:
         agent = self._connected()
         if not show.started:
             show.start(method, agent.call("start", job=job, method=method, args=args, owner=_owner()))
 
         began = time.monotonic()
 
-        def on_progress(progress: dict[str, Any]) -> None:
+        def on_progress(progress: ProgressMessage) -> None:
             if time.monotonic() - began > _STEADY_S:
                 self._lost_at = None
             show(progress)
@@ -228,12 +229,12 @@ class Board:
                 raise
             raise ConnectionLostError(str(error)) from error  # the agent died, which is not the job
 
-    def cancel(self, *, everybodys: bool = False) -> dict[str, Any]:
+    def cancel(self, *, everybodys: bool = False) -> CancelledJobs:
         """Cancel the jobs that this user started from here, or all; return the cancelled and the remaining ones.
 
         Raises: AgentError, ConnectionLostError.
         """
-        ended: dict[str, Any] = self.call("cancel", owner=None if everybodys else _owner())
+        ended: CancelledJobs = self.call("cancel", owner=None if everybodys else _owner())
         return ended
 
     def _interrupted(self, job: str, method: str, owner: object) -> Interrupted:
@@ -386,7 +387,7 @@ class _Show:
     def __exit__(self, *error: Any) -> None:
         self._open.__exit__(*error)
 
-    def start(self, method: str, answer: dict[str, Any]) -> None:
+    def start(self, method: str, answer: dict[str, object]) -> None:
         """Report the state of a job, as `jobs.start` returned it."""
         self.started = True
         self.owner = answer["owner"]
@@ -398,14 +399,14 @@ class _Show:
                 ended = {"failed": "failed", "dead": "died", "damaged": "cannot be read"}[state]
                 self._progress.note(f"an earlier {method} on {self._host} {ended}: {message}; trying again")
 
-    def __call__(self, progress: dict[str, Any]) -> None:
+    def __call__(self, progress: ProgressMessage) -> None:
         match progress:
             case {"stage": "wait"}:
                 self.waits(progress)
             case {"stage": str(stage)}:
                 self._update(stage, progress)
 
-    def waits(self, progress: dict[str, Any]) -> None:
+    def waits(self, progress: ProgressMessage) -> None:
         """Report progress only while waiting."""
         match progress:
             case {"stage": "wait", "holder": holder}:
@@ -413,13 +414,15 @@ class _Show:
             case {"stage": "wait", "stale": holder}:
                 self._once.note(f"{self._host} was left locked by one that died: {_describe(holder)}; taken over")
 
-    def _update(self, name: str, progress: dict[str, Any]) -> None:
+    def _update(self, name: str, progress: ProgressMessage) -> None:
         if self._stage is None or name != self._stage_name:
             self._open.close()
             self._stage = self._open.enter_context(self._progress.stage(f"{self._name}: {name}", total=100, unit="%"))
             self._stage_name = name
-        numbers = {
-            key: value for key, value in progress.items() if type(value) in (int, float) and abs(value) < _MOST_FIGURE
+        numbers: dict[str, float] = {
+            key: value
+            for key, value in progress.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST_FIGURE
         }
         done = numbers.pop("done", 0.0)
         self._stage.update(int(100 * min(1.0, max(0.0, done))), **numbers)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from os.path import abspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -89,7 +89,7 @@ def main(
 
 def _show_layers(
     console: Console, request: BenchRequest, done: Bench, keep: Callable[[LayerProfile], None]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Show the profiled layers, next to those of the base of a derived model; return them for JSON."""
     from edgevit.cli.layers import show_breakdowns
     from edgevit.reporting.layers import break_down
@@ -159,7 +159,7 @@ def _result_of(
     verdicts: Sequence[Verdict],
     in_turns: Sequence[Comparison],
     comparisons: Sequence[Comparison],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The whole result as JSON."""
     from edgevit.version import written_by
 

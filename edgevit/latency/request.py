@@ -85,7 +85,7 @@ class MeetRequest(Deriving):
         if self.is_measured:
             self.check_measuring()
             # Without a table, the limit itself is checked after the table is measured.
-            instead: dict[str, Any] = {} if self.cost_table is not None else {"rate": 0.5, **NONE_MEASURED}
+            instead: dict[str, object] = {} if self.cost_table is not None else {"rate": 0.5, **NONE_MEASURED}
             self.derivation(**instead).check()
         else:
             self._refuse_target()
@@ -131,7 +131,7 @@ class MeetRequest(Deriving):
         ]
         return ["run_precision", *names] if self.run_precision else names
 
-    def _limits(self) -> dict[str, Any]:
+    def _limits(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in ("rate", "macs", "params", *MEASURED_BUDGETS)}
 
     @property
@@ -160,12 +160,12 @@ class MeetRequest(Deriving):
     def derivation(self, **changed: Any) -> DeriveRequest:
         """Return the derivation by a table or a counted budget, with some options changed."""
         shared = {field.name: getattr(self, field.name) for field in fields(Deriving)}
-        number: dict[str, Any] = {str(self.quantity): number for number in self.budgets[:1]}
-        budget: dict[str, Any] = {**self._limits(), **NONE_MEASURED, **number, "cost_table": self.cost_table}
+        number: dict[str, object] = {str(self.quantity): number for number in self.budgets[:1]}
+        budget: dict[str, object] = {**self._limits(), **NONE_MEASURED, **number, "cost_table": self.cost_table}
         return DeriveRequest(**{**shared, **budget, **changed})
 
 
-def identity(request: MeetRequest) -> dict[str, Any]:
+def identity(request: MeetRequest) -> dict[str, object]:
     """Return what must be equal to continue an unfinished search."""
     options = request.plain()
     options["files"] = contents(options)

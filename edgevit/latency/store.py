@@ -40,7 +40,7 @@ class StoreKey:
     edgevit: str | None = None  # version that used the folder last; None: it does not count in a comparison
     family: str | None = None
     embed: int | None = None
-    origin: dict[str, Any] | None = None
+    origin: dict[str, object] | None = None
     more: More = field(default_factory=dict)
 
 
@@ -141,7 +141,7 @@ class Store:
         runs = []
         for _, line in READER.lines(self.folder / RUNS):
             try:
-                runs.append(Run.from_dict(READER.parse(line, dict[str, Any], RUNS)))
+                runs.append(Run.from_dict(READER.parse(line, dict[str, object], RUNS)))
             except (RecordError, RunsError):
                 continue  # truncated, or of another edgevit: measured again
         return runs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from edgevit.board.bench import Setting, look
 from edgevit.board.connection import open_board
@@ -209,7 +208,7 @@ def _judge(costs: Mapping[int, FittedCosts], quantity: Measured, progress: Progr
         )
 
 
-def _key(network: Network, origin: Origin, runtime: str | None = None) -> dict[str, Any]:
+def _key(network: Network, origin: Origin, runtime: str | None = None) -> dict[str, object]:
     """Return what the costs of a base's blocks depend on: neither weights, nor the numbers of blocks and classes."""
     geometry, family = network.geometry, network.family
     layer = network.block_modules[min(number for numbers in whole_blocks(network).values() for number in numbers)]
@@ -246,7 +245,7 @@ def _table(network: Network, origin: Origin, fits: Mapping[Measured, Mapping[int
     return READER.checked(content, CostTable, "the measured cost table")
 
 
-def cost_rows(fits: Mapping[Measured, Mapping[int, FittedTable]]) -> Iterator[dict[str, Any]]:
+def cost_rows(fits: Mapping[Measured, Mapping[int, FittedTable]]) -> Iterator[dict[str, object]]:
     """Yield the rows of a cost table, in all quantities."""
     first = min(fits["ms"])
     for stage in fits["ms"]:
@@ -257,7 +256,7 @@ def cost_rows(fits: Mapping[Measured, Mapping[int, FittedTable]]) -> Iterator[di
                 yield row
 
 
-def _rows_of(fits: Mapping[Measured, FittedTable]) -> Iterator[dict[str, Any]]:
+def _rows_of(fits: Mapping[Measured, FittedTable]) -> Iterator[dict[str, object]]:
     """Yield the rows of one stage."""
     for of_quantities in zip(*(fitted.costs() for fitted in fits.values()), strict=True):
         costs = dict(zip(fits, (fitted for _, _, fitted in of_quantities), strict=True))

@@ -68,7 +68,7 @@ class RecordKind(Generic[T]):
         Raises:
             self.reader.error: it is missing, damaged, altered, or of another schema.
         """
-        return self.checked(self.reader.json(file, dict[str, Any]), str(file), **places)
+        return self.checked(self.reader.json(file, dict[str, object]), str(file), **places)
 
     def checked(self, content: Mapping[str, Any], source: str, **places: Path) -> T:
         """Convert the content of a file to its record; `source` names the file in messages.
@@ -112,7 +112,7 @@ class RecordKind(Generic[T]):
                 f"{self.reader.hint}"
             )
 
-    def content(self, record: T) -> dict[str, Any]:
+    def content(self, record: T) -> dict[str, object]:
         """The content of the file of a record."""
         kind = {RECORD: self.name} if self.sealed else {}
         content = {"schema": self.schema, **kind, **plain(record)}
@@ -121,10 +121,10 @@ class RecordKind(Generic[T]):
     def text(self, record: T) -> str:
         return json.dumps(self.content(record), indent=2) + "\n"
 
-    def json_schema(self) -> dict[str, Any]:
+    def json_schema(self) -> dict[str, object]:
         """The JSON Schema of the files of this kind."""
         described = TypeAdapter(self.record).json_schema()
-        keys: dict[str, Any] = {"schema": {"const": self.schema, "type": "integer"}}
+        keys: dict[str, object] = {"schema": {"const": self.schema, "type": "integer"}}
         if self.sealed:
             keys[RECORD] = {"const": self.name, "type": "string"}
             keys[SEAL] = {"pattern": "^[0-9a-f]{64}$", "type": "string"}
@@ -136,7 +136,7 @@ class RecordKind(Generic[T]):
         }
 
 
-def seal(content: Mapping[str, Any]) -> dict[str, Any]:
+def seal(content: Mapping[str, Any]) -> dict[str, object]:
     """The content of a file with its seal renewed."""
     return {**content, SEAL: content_sha256(content)}
 

@@ -190,7 +190,7 @@ class Preprocessing:
     exif: Exif = "ignore"
     value_range: Annotated[float, Field(gt=0)] | None = None
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """As a dict, without default values of the reading."""
         settings = asdict(self)
         return {**transform_settings(settings), **reading_settings(settings)}

@@ -25,12 +25,12 @@ READING = ("exif", "value_range")
 AS_STORED = Reading()
 
 
-def reading_settings(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+def reading_settings(preprocessing: Mapping[str, Any]) -> dict[str, object]:
     """The settings of reading files in a preprocessing, without default values."""
     defaults = vars(AS_STORED)
     return {name: preprocessing[name] for name in READING if preprocessing.get(name, defaults[name]) != defaults[name]}
 
 
-def transform_settings(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+def transform_settings(preprocessing: Mapping[str, Any]) -> dict[str, object]:
     """The other settings of a preprocessing, which are arguments of timm's `create_transform`."""
     return {name: value for name, value in preprocessing.items() if name not in READING}

@@ -41,7 +41,7 @@ class RequestRecord:
     """request.json of an unfinished derivation; beside its fields it contains the identity of the derivation."""
 
     edgevit: str  # version that began or resumed it
-    request: dict[str, Any]  # all options, for a person who reads the file
+    request: dict[str, object]  # all options, for a person who reads the file
     more: More = field(default_factory=dict)  # the identity
 
 
@@ -61,7 +61,7 @@ def partial_folder(out: Path) -> Path:
 @contextmanager
 def open_partial(
     out: Path,
-    identity: dict[str, Any],
+    identity: dict[str, object],
     resume: bool,
     *,
     request: Mapping[str, Any] | None = None,
@@ -158,7 +158,7 @@ def _check_identity(folder: Path, before: RequestRecord, now: RequestRecord) -> 
         )
 
 
-def _effective(request: Mapping[str, Any]) -> dict[str, Any]:
+def _effective(request: Mapping[str, Any]) -> dict[str, object]:
     """The options that have an effect on the model."""
     return {name: value for name, value in _leaves(request) if name not in _NO_EFFECT}
 

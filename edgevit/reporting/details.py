@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypedDict
 
 from edgevit.agent.records import Power, Run
 from edgevit.records.derivation import AccuracyRecord
@@ -23,7 +23,34 @@ MATRIX = 40  # classes of a confusion matrix; of more, the pairs that are confus
 _PAIRS = 30
 
 
-def details(model: GatheredModel, evidence: Evidence, at: Sequence[LatencyPlace]) -> dict[str, Any]:
+class DrawnBlock(TypedDict):
+    """Sizes of a block by axis, of the base and of the model; `now` is None for a removed block."""
+
+    block: int
+    base: dict[str, int]
+    now: dict[str, int] | None
+
+
+class ClassRow(TypedDict):
+    name: str
+    top1: float
+    base: float | None  # of the restricted base
+
+
+# "is" is a keyword of Python, so that this one is no class.
+ConfusedPair = TypedDict("ConfusedPair", {"is": str, "called": str, "images": int})
+
+
+class Confusions(TypedDict):
+    """The most frequent pairs of `all`; and a matrix, whose cells are empty if there are many classes."""
+
+    pairs: list[ConfusedPair]
+    all: int
+    classes: list[dict[str, str | int]]
+    cells: list[tuple[int, int, int]]
+
+
+def details(model: GatheredModel, evidence: Evidence, at: Sequence[LatencyPlace]) -> dict[str, object]:
     """The data of all plots of one model; unknown parts are empty."""
     points = max(_LEAST_POINTS, min(_POINTS, _ALL_POINTS // max(len(evidence.models), 1)))
     placed = [(place, place.runs_of(model.files)) for place in at]
@@ -48,8 +75,7 @@ def details(model: GatheredModel, evidence: Evidence, at: Sequence[LatencyPlace]
     }
 
 
-def blocks(model: GatheredModel) -> list[dict[str, Any]]:
-    """The sizes of every block of the base and of the model; `now` is None for removed blocks."""
+def blocks(model: GatheredModel) -> list[DrawnBlock]:
     document, derivation = model.document, model.derivation
     if document is None:
         return []
@@ -67,7 +93,7 @@ def embed(model: GatheredModel) -> dict[str, int] | None:
     return None if narrowed is None else {"now": narrowed[0], "base": narrowed[1]}
 
 
-def curves(history: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any]]:
+def curves(history: Sequence[dict[str, object]], points: int) -> list[dict[str, object]]:
     """A curve for each figure of each stage of training: its steps and values."""
     curve_points: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for line in history:
@@ -85,14 +111,14 @@ def curves(history: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any
     ]
 
 
-def classes(model: GatheredModel) -> list[dict[str, Any]]:
+def classes(model: GatheredModel) -> list[ClassRow]:
     """Accuracy by class, the worst first, with that of the restricted base if known."""
     accuracy = model.derivation.accuracy if model.derivation is not None else None
     derived = accuracy.derived if accuracy is not None else None
     before = (
         accuracy.base_restricted.per_class if accuracy is not None and accuracy.base_restricted is not None else None
     ) or {}
-    rows = [
+    rows: list[ClassRow] = [
         {"name": name, "top1": top1, "base": before.get(name)}
         for name, top1 in ((derived.per_class if derived is not None else None) or {}).items()
         if top1 is not None
@@ -100,18 +126,23 @@ def classes(model: GatheredModel) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["top1"], row["name"]))
 
 
-def confusion(model: GatheredModel) -> dict[str, Any] | None:
+def confusion(model: GatheredModel) -> Confusions | None:
     """Confusions of classes: a matrix if there are few, else the most frequent pairs."""
     derived = model.derivation.accuracy.derived if model.derivation is not None else None
     if derived is None or derived.confused is None or derived.images_per_class is None:
         return None
     names = list(derived.images_per_class)
     pairs = sorted(((n, a, b) for a, row in derived.confused.items() for b, n in row.items()), reverse=True)
-    confusions = {"pairs": [{"is": a, "called": b, "images": n} for n, a, b in pairs[:_PAIRS]], "all": len(pairs)}
-    if len(names) > MATRIX:
-        return confusions | {"classes": [], "cells": []}
-    classes = [{"name": name, "images": images} for name, images in derived.images_per_class.items()]
-    return confusions | {"classes": classes, "cells": _cells(names, derived)}
+    confusions: Confusions = {
+        "pairs": [{"is": a, "called": b, "images": n} for n, a, b in pairs[:_PAIRS]],
+        "all": len(pairs),
+        "classes": [],
+        "cells": [],
+    }
+    if len(names) <= MATRIX:
+        confusions["classes"] = [{"name": name, "images": images} for name, images in derived.images_per_class.items()]
+        confusions["cells"] = _cells(names, derived)
+    return confusions
 
 
 def _cells(names: Sequence[str], accuracy: AccuracyRecord) -> list[tuple[int, int, int]]:
@@ -124,7 +155,7 @@ def _cells(names: Sequence[str], accuracy: AccuracyRecord) -> list[tuple[int, in
     return cells
 
 
-def latency(place: LatencyPlace, runs: Sequence[Run]) -> dict[str, Any]:
+def latency(place: LatencyPlace, runs: Sequence[Run]) -> dict[str, object]:
     """A histogram of all inferences of runs of one file, in ms, without the slowest few."""
     import numpy as np
 
@@ -149,7 +180,7 @@ def latency(place: LatencyPlace, runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _power_of(place: LatencyPlace, runs: Sequence[Run], points: int) -> dict[str, Any] | None:
+def _power_of(place: LatencyPlace, runs: Sequence[Run], points: int) -> dict[str, object] | None:
     """The power of the run whose energy is the median."""
     measured = [(energy, run) for run in runs if (energy := run.energy_per_image_mj()) is not None]
     if not measured:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from edgevit.agent.records import RecordError, Run
 from edgevit.board.comparison import RunReader
@@ -67,7 +67,7 @@ class GatheredModel:
     derivation: DerivationRecord | None = None
     export: ExportRecord | None = None
     engines: tuple[EngineRecord, ...] = ()
-    history: tuple[dict[str, Any], ...] = ()
+    history: tuple[dict[str, object], ...] = ()
     probes: Mapping[str, float] = field(default_factory=dict)  # top-1 of each probe of its features, as a sweep has it
 
     @property
@@ -166,7 +166,7 @@ def gather(paths: Sequence[Path]) -> Evidence:
 
 def _folder_of(plan: Path, evidence: Evidence) -> Path:
     """The folder of the models of a plan. The jobs of a fleet that failed are listed, and what all of them took."""
-    content = _PLAN.yaml(plan, dict[str, Any])
+    content = _PLAN.yaml(plan, dict[str, object])
     out = content.get("out")
     if not isinstance(out, str):
         raise RunsError(f"{plan} has no out, the folder of its models; {_PLAN.hint}")
@@ -244,7 +244,7 @@ def _take_model(evidence: Evidence, path: Path) -> None:
     )
 
 
-def _lines(evidence: Evidence, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lines(evidence: Evidence, file: Path) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield the JSON objects of a file, each with the words that name its line."""
     if not file.is_file():
         return
@@ -304,7 +304,7 @@ def _take_job(evidence: Evidence, file: Path) -> None:
     """List a job of a fleet that failed; ignore other files of that name, and jobs whose plan was named."""
     if file.resolve().parent.parent in evidence.fleets:
         return
-    content = evidence.read(file, lambda: _SWEPT.json(file, dict[str, Any])) or {}
+    content = evidence.read(file, lambda: _SWEPT.json(file, dict[str, object])) or {}
     if content.get("record") != JOB_KIND.name:
         return
     job = evidence.read(file, lambda: JOB_KIND.checked(content, str(file)))
@@ -314,7 +314,7 @@ def _take_job(evidence: Evidence, file: Path) -> None:
 
 def _take_sweep(evidence: Evidence, file: Path) -> None:
     """List the models of a sweep whose folders are missing, and take its probes; ignore other files of that name."""
-    content = evidence.read(file, lambda: _SWEPT.json(file, dict[str, Any])) or {}
+    content = evidence.read(file, lambda: _SWEPT.json(file, dict[str, object])) or {}
     points = content.get("points") if "request" in content else None
     for point in points if isinstance(points, list) else ():
         name = point.get("folder") if isinstance(point, dict) else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from edgevit.board.comparison import gather_warnings, group, make_row, three_digits
 from edgevit.data.neighbours import hint_in
@@ -14,7 +13,7 @@ from edgevit.records.kinds import plain as as_plain
 from edgevit.records.model import SITE_AXES, axis_name
 from edgevit.reporting.axes import AccuracyTask, LatencyPlace
 from edgevit.reporting.choice import Panel, is_eligible
-from edgevit.reporting.details import classes, details
+from edgevit.reporting.details import DrawnBlock, blocks, classes, confusion, details
 from edgevit.reporting.gather import Evidence, GatheredModel
 from edgevit.reporting.tables import (
     answer,
@@ -81,7 +80,7 @@ def _apart(words: Mapping[int, Sequence[str]]) -> dict[int, str]:
     }
 
 
-def panel_view(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
+def panel_view(panel: Panel, ids: Mapping[str, str]) -> dict[str, object]:
     """A panel for the template; `ids` are the models' places in the page, by name."""
     shown, chosen = columns(panel), panel.recommended()
     rows = [
@@ -108,7 +107,7 @@ def panel_view(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def panel_data(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
+def panel_data(panel: Panel, ids: Mapping[str, str]) -> dict[str, object]:
     """A panel for the script: what it draws and chooses by."""
     reaching = panel.reaching()
     entries = []
@@ -135,10 +134,10 @@ def panel_data(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def model_view(model: GatheredModel, name: str, evidence: Evidence, panels: Sequence[Panel]) -> dict[str, Any]:
+def model_view(model: GatheredModel, name: str, evidence: Evidence, panels: Sequence[Panel]) -> dict[str, object]:
     """A model for the template, and under `drawn` what the script draws of it."""
     at = list({id(panel.place): panel.place for panel in panels if panel.place is not None}.values())
-    drawn = details(model, evidence, at)
+    drawn, confused = details(model, evidence, at), confusion(model)
     return {
         "id": name,
         "name": model.name,
@@ -146,9 +145,9 @@ def model_view(model: GatheredModel, name: str, evidence: Evidence, panels: Sequ
         "summary": _summary(model),
         "hint": None if model.derivation is None else hint_in(model.derivation),
         "drawn": drawn,
-        "blocks": _block_table(drawn["blocks"]),
+        "blocks": _block_table(blocks(model)),
         "classes": _class_rows(model),
-        "confused": [list(map(str, pair.values())) for pair in (drawn["confusion"] or {}).get("pairs", [])],
+        "confused": [list(map(str, pair.values())) for pair in (confused["pairs"] if confused else [])],
         "trained": model.derivation.format_training() if model.derivation is not None else "",
         "measured": _measured(model, at),
         "warnings": _warnings(model, at),
@@ -205,7 +204,7 @@ def _rejecting(accuracy: AccuracyRecord | None) -> str:
     )
 
 
-def _block_table(drawn: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _block_table(drawn: Sequence[DrawnBlock]) -> dict[str, object]:
     """Sizes of every block and of the base's, with the tokens that each pruning block passes on."""
     leave = any(block["now"] and block["now"]["tokens"] for block in drawn)
     axes = [axis for of_site in SITE_AXES.values() for axis in of_site]
@@ -227,7 +226,7 @@ def _class_rows(model: GatheredModel) -> list[list[str]]:
     return rows
 
 
-def _measured(model: GatheredModel, at: Sequence[LatencyPlace]) -> dict[str, Any]:
+def _measured(model: GatheredModel, at: Sequence[LatencyPlace]) -> dict[str, object]:
     """Every run, without the columns that none of them has."""
     rows = []
     for place in at:

@@ -94,5 +94,5 @@ def rounded_products(device: torch.device) -> AbstractContextManager[object]:
 
 def multiplies_bf16() -> bool:
     """Tell whether the processor has instructions for products in bf16; without them bf16 is slower than fp32."""
-    has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.10
+    has: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.10
     return bool(has.get("avx512_bf16") or has.get("amx_bf16"))

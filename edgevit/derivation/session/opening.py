@@ -58,7 +58,7 @@ class Opened:
     head: Head
     network: Network  # the base's, with the requested head
 
-    def resume_key(self, training: Training) -> dict[str, Any]:
+    def resume_key(self, training: Training) -> dict[str, object]:
         """The part of a request that a resumed run must share with the unfinished one."""
         return {
             "base": self.base.spec.base.weights_sha256,
@@ -91,7 +91,7 @@ class Opened:
             History(folder / HISTORY), Stopwatch(), self.cache, self.identity(),
         )  # fmt: skip
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Everything that determines the network's outputs to the last bit, for cache keys; hence the batch sizes."""
         spec, network = self.base.spec, self.base
         return {
@@ -256,7 +256,7 @@ def known_classes(
 
 @contextmanager
 def unfinished(
-    request: DeriveRequest | SupernetRequest | BaseRequest, resume_key: dict[str, Any], compute: Compute
+    request: DeriveRequest | SupernetRequest | BaseRequest, resume_key: dict[str, object], compute: Compute
 ) -> Iterator[Path]:
     """Hold the folder of a request's unfinished work; `resume_key` is what a resumed run must share.
 

@@ -145,7 +145,7 @@ class SweepRequest(Request):
         if self.probe:
             check_data(self.data)
 
-    def _of_training(self) -> dict[str, Any]:
+    def _of_training(self) -> dict[str, object]:
         """The options of the base's training that differ from their defaults."""
         return {
             option.field: value
@@ -171,11 +171,11 @@ class SweepRequest(Request):
         conditions = {name: getattr(self, name) for name in names}
         return DeriveRequest(**{**shared, **resumed, **conditions}, rate=rate)
 
-    def opening(self) -> dict[str, Any]:
+    def opening(self) -> dict[str, object]:
         """The arguments with which the base is opened."""
         return {**super().opening(), "base_classes": self.base_classes}
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """The options that must be the same to continue a sweep, as plain values."""
         weights = contents({"base": str(self.base), "checkpoint": self.checkpoint and str(self.checkpoint)})
         identity = {
