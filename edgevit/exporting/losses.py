@@ -17,7 +17,7 @@ from torch import Tensor
 from edgevit.exporting.request import GateTolerances
 
 LEAST_IMAGES = 10  # to decide
-_ALWAYS_ALLOWED = 2  # images
+ALWAYS_ALLOWED = 2  # images
 _SURE = 0.95  # of an interval that is open above
 
 
@@ -35,7 +35,7 @@ class ClassResult:
         return self.host - self.board
 
 
-def allowed(share: float, images: int, always: int = _ALWAYS_ALLOWED) -> int:
+def allowed(share: float, images: int, always: int = ALWAYS_ALLOWED) -> int:
     """The number of images that may differ."""
     return max(always, math.floor(share * images + 1e-9))  # as 0.29 * 100 < 29
 
@@ -61,7 +61,7 @@ def loss(per_class: Mapping[str, ClassResult], tolerances: GateTolerances, place
 
     name, worst = max(per_class.items(), key=excess)
     images = sum(c.images for c in per_class.values())
-    always = min(_ALWAYS_ALLOWED, images // LEAST_IMAGES)
+    always = min(ALWAYS_ALLOWED, images // LEAST_IMAGES)
     detail = (
         f"{worst.lost / worst.images:.0%} on {name!r} (of {worst.images} images {worst.host} are right in fp32 here, "
         f"{worst.board} {place})"
@@ -112,6 +112,6 @@ def proven_loss(
             return f"{verb} {mean:.1%} of top-1 {place} on {len(losses)} images, and surely more than {least:.1%}"
     of_classes = {label: lost[labels == label] for label in dict.fromkeys(labels.tolist())}
     for label, losses in of_classes.items():
-        if losses.sum() > _ALWAYS_ALLOWED and least_mean(losses, len(of_classes)) > tolerances.class_drop:
+        if losses.sum() > ALWAYS_ALLOWED and least_mean(losses, len(of_classes)) > tolerances.class_drop:
             return f"loses {int(losses.sum())} of {len(losses)} images of {names[label]!r} {place}"
     return None

@@ -18,13 +18,13 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from edgevit.errors import UnsupportedModelError
 
-_DETECTIONS = ("boxes", "labels", "scores")
+DETECTIONS = ("boxes", "labels", "scores")
 
 
 def is_detections(outputs: object) -> bool:
     """Whether outputs are those of a detector: for each image a dict of boxes, labels and scores."""
     return isinstance(outputs, (list, tuple)) and all(
-        isinstance(o, Mapping) and {*_DETECTIONS} <= {*o} for o in outputs
+        isinstance(o, Mapping) and {*DETECTIONS} <= {*o} for o in outputs
     )
 
 
