@@ -23,9 +23,7 @@ DETECTIONS = ("boxes", "labels", "scores")
 
 def is_detections(outputs: object) -> bool:
     """Whether outputs are those of a detector: for each image a dict of boxes, labels and scores."""
-    return isinstance(outputs, (list, tuple)) and all(
-        isinstance(o, Mapping) and {*DETECTIONS} <= {*o} for o in outputs
-    )
+    return isinstance(outputs, (list, tuple)) and all(isinstance(o, Mapping) and {*DETECTIONS} <= {*o} for o in outputs)
 
 
 class Letterbox(GeneralizedRCNNTransform):  # type: ignore[misc]
