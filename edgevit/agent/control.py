@@ -236,7 +236,7 @@ def _guarded(root: str, folder: Path, lock: int) -> Iterator[Guardian]:
                 process.wait()
 
 
-def _mode_to_set(root: str, name: str) -> jetson.ListedMode | None:
+def _mode_to_set(root: str, name: str) -> jetson.PowerModeLimits | None:
     """Find the mode by its name in the board's own table, where the same name has another id than elsewhere.
 
     None if it is the current one.
@@ -262,14 +262,14 @@ def _mode_to_set(root: str, name: str) -> jetson.ListedMode | None:
     return mode
 
 
-def _needs_reboot(current: jetson.CurrentMode, mode: jetson.ListedMode, reason: str) -> RunnerError:
+def _needs_reboot(current: jetson.CurrentMode, mode: jetson.PowerModeLimits, reason: str) -> RunnerError:
     return RunnerError(
         f"from power mode {current['name']} to {mode['name']} this board needs a reboot ({reason}); nothing was "
         f"changed: run `sudo nvpmodel -m {mode['id']}` in a terminal there, answer yes, and try again once it is back"
     )
 
 
-def _set_mode(root: str, mode: jetson.ListedMode, guardian: Guardian) -> None:
+def _set_mode(root: str, mode: jetson.PowerModeLimits, guardian: Guardian) -> None:
     before = jetson.power_mode(root)
     output = _as_root(root, "nvpmodel", "-m", str(mode["id"]), guardian=guardian)
     now = jetson.power_mode(root)

@@ -63,7 +63,7 @@ class CurrentMode(TypedDict):
     name: str
 
 
-class ListedMode(TypedDict):
+class PowerModeLimits(TypedDict):
     """A mode of the board's table; a limit of None is none: what the hardware can do."""
 
     id: int
@@ -116,9 +116,9 @@ def jetpack(root: str) -> str | None:
     return _JETPACK.get(l4t(root) or "")
 
 
-def power_modes(root: str) -> list[ListedMode]:
+def power_modes(root: str) -> list[PowerModeLimits]:
     """Return the modes of this board's own table; their numbers differ between boards."""
-    modes: list[ListedMode] = []
+    modes: list[PowerModeLimits] = []
     inside = False
     for line in (read_text(root, "etc/nvpmodel.conf") or "").splitlines():
         if line.lstrip().startswith("<"):
@@ -140,7 +140,7 @@ def power_modes(root: str) -> list[ListedMode]:
     return modes
 
 
-def _add_setting(mode: ListedMode, words: list[str]) -> None:
+def _add_setting(mode: PowerModeLimits, words: list[str]) -> None:
     value = integer(words[2]) if len(words) == 3 else None
     if value is None:
         return
