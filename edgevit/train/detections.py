@@ -216,7 +216,7 @@ def find_objects(
 
     assert isinstance(network.module, Pyramid) and isinstance(images.source, CocoImages)
     device = next(network.parameters()).device
-    category_of = label_categories(network.eval().module.detector, [*images.source.categories])
+    category_of = label_categories(network.module.detector.eval(), [*images.source.categories])
     listed, annotated, answers = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     with progress.stage("find objects", len(images), "image") as stage:
         for start in range(0, len(images), at_once):

@@ -193,7 +193,7 @@ def test_a_head_is_fitted_once_for_derivations_of_one_task(headless: Path, tmp_p
     for rate in (0.3, 0.5):
         edgevit.derive(NAME, out=tmp_path / f"r{rate}", rate=rate, progress=progress, **asked)
     assert progress.notes.count("reusing head from the cache") == 1
-    assert sum("--derive-from better trains the base first" in note for note in progress.notes) == 2
+    assert sum("the base's features have not learnt the classes" in note for note in progress.notes) == 2
 
 
 def test_the_base_that_derive_names_has_its_head(headless: Path, edgevit_main: Any, tmp_path: Path) -> None:
