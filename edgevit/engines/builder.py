@@ -162,7 +162,7 @@ class EngineBuilder:
     def _not_faster(self, attempt: Attempt, search: PrecisionSearch[Attempt]) -> str | None:
         """Compare an engine with that of a search, alternately on the board; None: it is faster by more than noise."""
         setting = Setting(self.board.host, self.facts, None)
-        conditions = Conditions(batches=(self.batches[1],), duration_s=TIMED_S)
+        conditions = Conditions(batches=(self.batches[1],), duration_s=TIMED_S, idle_s=0.0)
         shapes = []
         for label, built in ((str(search.level), search.judged.built), (INT8.name, attempt.built)):
             file = Measurable(Path(built["engine"]), built["sha256"], label, label)

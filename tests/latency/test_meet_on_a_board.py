@@ -143,7 +143,7 @@ def test_a_budget_is_met_by_engines_in_int8(
 ) -> None:  # fmt: skip
     """Weights of INT8 are half as large, and so is nearly the time of an engine on this board."""
     monkeypatch.setattr(builder, "TIMED_S", 0.2)
-    tensorrt = {"STANDIN_TENSORRT": "10.3.0", "STANDIN_TENSORRT_NS_PER_BYTE": 20}
+    tensorrt = {"STANDIN_TENSORRT": "10.3.0", "STANDIN_TENSORRT_NS_PER_BYTE": 5}
     server = sshd(EDGEVIT_BOARD_ROOT=board_tree(NX), PYTHONPATH=STANDINS, **tensorrt)
     target = MeasurementTarget(board=server.host, ssh_config=server.config, precision="int8")
     fill(small_vit(embed_dim=WIDE), probe(target, Silent()), None)
