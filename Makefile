@@ -55,8 +55,11 @@ pytest: .venv/ready
 	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile=quick -n 4 --dist worksteal  # more than cores: they wait for programs
 
 # Before a release: the slow tests too (docs/decisions/022-quick-and-slow-tests.md).
-test-all: lint sshd
+test-all: lint sshd .venv/ray
 	$(BIN)/python -m pytest -n 4 --dist worksteal
+
+.venv/ray: .venv/ready  # the tests on a cluster are slow ones, and skipped where it cannot be installed
+	@$(PIP) $(PIP_ARGS) -e '.[fleet]' && touch $@ || echo "no ray here: the tests on a cluster are skipped"
 
 # With an NVIDIA GPU: the tests that need one, and the derivations by every method on it.
 gpu: .venv/ready
