@@ -328,38 +328,65 @@ def _whole(
     return compare_detector(network, path, images, judging, record.showing if record else None, progress)
 
 
+def _refuse_int8(request: FilesRequest, source: Source) -> None:
+    """Raise OptionError if INT8 is asked for, and the model cannot have it."""
+    if request.precision == INT8.name and INT8.name not in request.precisions:
+        raise OptionError(
+            f"{request.model} is in {request.precisions[0]} and exported as it is; give the file in fp32 for "
+            "--precision int8"
+        )
+    if INT8.name in request.precisions and len(input_size(source)) == 1:
+        raise OptionError(f"INT8 is calibrated on images, and {request.model} reads texts; leave --precision int8 out")
+
+
+def _judging(request: FilesRequest, source: Source, warnings: list[str], stages: _Stages) -> Judging | None:
+    """The images that judge the files, or calibrate INT8; None: they are not asked for, or there are none."""
+    if not (request.accuracy or request.precision == INT8.name):
+        return None
+    with stages("find images"):
+        judging = judging_images(
+            source.subject,
+            request.data,
+            warnings,
+            part=request.part,
+            skip_bad_images=request.skip_bad_images,
+            progress=stages.progress,
+        )
+        note_class_order(ModelFolder(request.model).path, source.subject, judging, stages.progress)
+    return judging
+
+
+def _check_accuracy(
+    request: FilesRequest, source: Source, written: _Written, judging: Judging, stages: _Stages
+) -> AccuracyCheck:
+    with stages("check accuracy"):
+        return _accuracy(
+            source,
+            written,
+            judging.limited(request.max_images),
+            request.tolerances,
+            request.device,
+            batch_size=request.batch_size,
+            workers=workers_for(request.workers, find_device(request.device).type, request.batch_size),
+            progress=stages.progress,
+        )
+
+
 def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord:
     """Run an export; raises as `edgevit.export` does."""
     request = imported(request, progress)
     batch, opset = batch_and_opset(request)
-    device = find_device(request.device)
-    find_runtime()  # fail early: it is needed at the end
-    tolerances, precisions = request.tolerances, request.precisions
-    if request.precision == INT8.name and INT8.name not in precisions:
-        raise OptionError(
-            f"{request.model} is in {precisions[0]} and exported as it is; give the file in fp32 for --precision int8"
-        )
+    find_device(request.device)  # fail early: these are needed at the end
+    find_runtime()
     stages, warnings = _Stages(progress or Silent()), list[str]()
-    folder = ModelFolder(request.model)
+    folder, precisions = ModelFolder(request.model), request.precisions
     with stages("load"):
         source = open_model_source(folder.path)
-    if INT8.name in precisions and len(input_size(source)) == 1:
-        raise OptionError(f"INT8 is calibrated on images, and {request.model} reads texts; leave --precision int8 out")
-    judging = None
-    if request.accuracy or request.precision == INT8.name:
-        with stages("find images"):
-            judging = judging_images(
-                source.subject,
-                request.data,
-                warnings,
-                part=request.part,
-                skip_bad_images=request.skip_bad_images,
-                progress=stages.progress,
-            )
-            note_class_order(folder.path, source.subject, judging, stages.progress)
+    _refuse_int8(request, source)
+    judging = _judging(request, source, warnings, stages)
     images, images_from = sample_images(judging, input_size(source))
     exported, padding = source.padded() if request.pad_heads else (source, None)
-    checks: dict[str, Any] = {"padded": padding, "accuracy": None}
+    checks: dict[str, Any] = {"padded": padding, "accuracy": None, "quantisation": None}
     with stages("check ranges"):
         halved = {FP32.name, FP16.name} <= {*precisions}
         checks["range"] = exported.check_range(images) if halved else None
@@ -372,7 +399,6 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
     ]
     with _replaced_folder(folder.export) as temporary:
         written = _write_files(exported, temporary, forms, stages)
-        checks["quantisation"] = None
         if INT8.name in precisions and not typed:
             form = Form(INT8.name, batch, opset)
             nodes, checks["quantisation"] = _write_int8(exported, temporary, form, judging, request, stages)
@@ -380,22 +406,13 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
         with stages("check parity"):
             with torch.inference_mode():
                 reference = source.predictor("cpu")(images)
-            checks["parity"] = _parity(source.subject.output, reference, written, images, images_from, tolerances)
+            checks["parity"] = _parity(
+                source.subject.output, reference, written, images, images_from, request.tolerances
+            )
         with stages("count fused attention"):
             checks["fusion"] = _fusion(exported, written, warnings)
         if judging is not None and request.accuracy:
-            with stages("check accuracy"):
-                workers = workers_for(request.workers, device.type, request.batch_size)
-                checks["accuracy"] = _accuracy(
-                    source,
-                    written,
-                    judging.limited(request.max_images),
-                    tolerances,
-                    request.device,
-                    batch_size=request.batch_size,
-                    workers=workers,
-                    progress=stages.progress,
-                )
+            checks["accuracy"] = _check_accuracy(request, source, written, judging, stages)
             warnings += _doubts(source, checks["accuracy"])
         if request.whole and isinstance(source, ModelSource):
             with stages("write the whole detector"):

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf, nextafter
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ def first_line(error: BaseException, length: int) -> str:
     """The first line of an error, in at most `length` characters."""
     lines = str(error).strip().splitlines()
     return lines[0][:length].rstrip() if lines else type(error).__name__
+
+
+def mlp_ratio(neurons: int, width: int) -> float:
+    """The argument by which timm, which rounds down, makes an FFN of so many neurons at an embedding of this width."""
+    ratio = neurons / width if int(width * (neurons / width)) == neurons else nextafter(neurons / width, inf)
+    return int(ratio) if ratio == int(ratio) else ratio
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from small_base import ARGS, NAME, outputs
 
 from edgevit.errors import CheckpointError
 from edgevit.network.checkpoint import open_base
-from edgevit.network.weights import read_weights
+from edgevit.network.weights import mlp_ratio, read_weights
 
 
 class Payload:
@@ -314,3 +314,10 @@ def test_weights_of_another_architecture_say_what_differs(small_vit: Any, tmp_pa
     with pytest.raises(CheckpointError, match="does not fit") as refusal:
         open_base(NAME, checkpoint=tmp_path / "base.safetensors", model_args={**ARGS, **args})
     assert said in str(refusal.value) and "--model-arg" in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_the_ratio_gives_an_ffn_of_exactly_so_many_neurons_where_it_is_rounded_down() -> None:
+    for width in range(1, 130):
+        for neurons in range(1, 4 * width):
+            assert int(width * mlp_ratio(neurons, width)) == neurons
+    assert isinstance(mlp_ratio(256, 64), int)

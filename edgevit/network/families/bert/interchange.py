@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError
 from edgevit.network.families.bert.modules import BertClassifier
-from edgevit.network.weights import State, Weights
+from edgevit.network.weights import State, Weights, mlp_ratio
 
 _WORDS = "embeddings.word_embeddings.weight"
 _RULES = [
@@ -61,8 +61,7 @@ def _shape_arguments(state: Mapping[str, Tensor]) -> dict[str, Any]:
     }  # fmt: skip
     neurons = state.get("bert.encoder.layer.0.ffn.intermediate.dense.weight")
     if neurons is not None:
-        ratio = len(neurons) / words.shape[1]
-        arguments["mlp_ratio"] = int(ratio) if ratio == int(ratio) else ratio
+        arguments["mlp_ratio"] = mlp_ratio(len(neurons), words.shape[1])
     return arguments
 
 

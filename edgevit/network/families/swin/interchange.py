@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.families.swin.modules import SwinStage, TokenSwin, WindowAttention, WindowBlock, Windows
 from edgevit.network.families.swin.plain import plain_loader as plain_loader
-from edgevit.network.weights import State, Weights, first_names
+from edgevit.network.weights import State, Weights, first_names, mlp_ratio
 
 _PATCHES = "patch_embed.proj.weight"
 _HUGGING_FACE = [
@@ -239,8 +239,7 @@ def _shape_arguments(state: Mapping[str, Tensor]) -> dict[str, Any]:
         arguments["window_size"] = windows[0] if len(set(windows)) == 1 else windows
     first = state.get("layers.0.blocks.0.mlp.fc1.weight")
     if first is not None and first.ndim == 2:
-        ratio = len(first) / patches.shape[0]
-        arguments["mlp_ratio"] = int(ratio) if ratio == int(ratio) else ratio
+        arguments["mlp_ratio"] = mlp_ratio(len(first), patches.shape[0])
     return arguments
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from math import inf, isqrt, nextafter
+from math import isqrt
 from typing import Any
 
 from timm.models.deit import VisionTransformerDistilled
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from edgevit.errors import CheckpointError
 from edgevit.network.families.vit.rotary import WithoutPositions
+from edgevit.network.weights import mlp_ratio
 
 _HEAD_WIDTH = 64  # of nearly every ViT
 PATCHES = "patch_embed.proj.weight"
@@ -48,8 +49,7 @@ def shape_arguments(state: Mapping[str, Tensor], *, no_embed_class: bool = False
     if hidden is not None and hidden.ndim == 2:
         packed = state.get("blocks.0.mlp.fc1.weight")
         rows = hidden.shape[1] if packed is None else len(packed)  # with those of a gate
-        ratio = rows / embed if int(embed * (rows / embed)) == rows else nextafter(rows / embed, inf)
-        arguments["mlp_ratio"] = int(ratio) if ratio == int(ratio) else ratio
+        arguments["mlp_ratio"] = mlp_ratio(rows, embed)
     if "fc_norm.weight" in state and "norm.weight" not in state:
         arguments["global_pool"] = "avg"
     elif "norm.weight" in state and "fc_norm.weight" not in state:
