@@ -14,7 +14,7 @@ from typing import Any
 from edgevit.errors import CheckpointError
 from edgevit.records.documents import Reader
 from edgevit.records.names import TOKENIZER
-from edgevit.records.writing import cache_folder, write_whole
+from edgevit.records.writing import cache_folder, write_whole, writing
 
 VOCABULARY = "vocab.txt"  # of older releases, without tokenizer.json
 _READER = Reader(CheckpointError, hint="copy the folder again")
@@ -46,12 +46,17 @@ def tokenizer_text(folder: Path) -> str | None:
 
 
 def store_tokenizer(text: str) -> str:
-    """Write the content of a tokenizer.json to the user's cache, and return its hash."""
+    """Write the content of a tokenizer.json to the user's cache, and return its hash.
+
+    Raises:
+        OutputError: the cache cannot be written.
+    """
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     file = _stored(sha256)
     if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, text)
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, text)
     return sha256
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_bert import VOCABULARY
 
-from edgevit.errors import CheckpointError
+from edgevit.errors import CheckpointError, OutputError
 from edgevit.records.tokenizer import store_tokenizer, stored_tokenizer, text_encoder, tokenizer_text
 
 pytest.importorskip("tokenizers")
@@ -47,3 +47,10 @@ def test_what_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
     no_padding = '{"version":"1.0","model":{"type":"WordLevel","vocab":{"a":0,"b":1},"unk_token":"a"}}'
     with pytest.raises(CheckpointError, match=r"no token \[PAD\]"):
         text_encoder({"input_size": [4], "tokenizer": store_tokenizer(no_padding)})
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_text("a file where the folder would be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(OutputError, match="cannot write"):
+        store_tokenizer("{}")
