@@ -157,6 +157,13 @@ def test_decisions_have_the_numbers_of_their_files() -> None:
     assert titles and not {title for number, title in titles.items() if not title.startswith(f"# {number}: ")}
 
 
+@pytest.mark.parametrize("file", sorted((DOCS / "decisions").glob("*.md")), ids=lambda file: file.stem)
+def test_a_decision_is_short_and_has_a_reason(file: Path) -> None:
+    lines = file.read_text().splitlines()
+    assert len(lines) <= 12 and max(map(len, lines)) <= 130
+    assert [line[4:].partition(".**")[0] for line in lines if line[:4] == "- **"] == ["Decision", "Reason", "Rejected"]
+
+
 def test_the_made_pages_have_every_option_field_and_board() -> None:
     from made_pages import pages
 

@@ -29,7 +29,7 @@ def enough_images(network: Network) -> int:
 
 
 # Times the fewest. On 24 finer classes and on five kinds of clothes, three seeds each, a third of the embedding loses
-# up to 17 times as much on other images with the fewest as with 512, and up to 1.2 times with so many (lab log).
+# up to 17 times as much on other images with the fewest as with 512, and up to 1.2 times with so many.
 _STABLE = 32
 # An embedding of a third and less loses half as much with refined directions; a wider one loses next to nothing.
 _FEW = 3
