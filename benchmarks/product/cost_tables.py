@@ -33,7 +33,7 @@ from benchmarks.markdown import RECORDS, load, screen, table
 from edgevit.agent.records import Run
 from edgevit.board.bench import bench_in_turns
 from edgevit.derivation.allocate.cost_table import load_cost_table
-from edgevit.derivation.allocate.embedding import ladder
+from edgevit.derivation.allocate.embedding import candidate_widths
 from edgevit.derivation.allocate.menus import widths
 from edgevit.derivation.allocate.policy import POLICIES
 from edgevit.derivation.allocate.prices import Prices
@@ -162,8 +162,8 @@ def main() -> None:
     if options.tokens:
         plans = [(passing(random, blocks, tile_counts(geometry)), indices) for blocks, indices in plans]
     whole = geometry.embed
-    _, *rungs = ladder(whole, FUSED.embed_step)
-    embeds = [random.choice(rungs) if options.narrower else whole for _ in plans]
+    _, *candidates = candidate_widths(whole, FUSED.embed_step)
+    embeds = [random.choice(candidates) if options.narrower else whole for _ in plans]
     with tempfile.TemporaryDirectory() as folder:
         files = [write(network, base, Path(folder, "base.onnx"))]
         for i, ((blocks, _), embed) in enumerate(zip(plans, embeds, strict=True)):

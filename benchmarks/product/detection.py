@@ -203,7 +203,7 @@ def latency_rows(function: str, device: str, cache: Path) -> dict[str, Row]:
     conditions = Conditions(threads=1, duration_s=1.0, warmup_seconds=0.2)
     runs = bench_in_turns([base, *folders.values()], conditions, rounds=8).runs
     compared = dict(zip(folders, decisive(compare_within(runs)), strict=True))
-    ms = {"base_ms": runs[0].p50_ns() / 1e6}
+    ms = {"base_ms": runs[0].latency_ms}
     return {
         f"{function} {method} {rate:g}": {"ratio": c.ratio, "low": c.low, "high": c.high, **ms}
         for (method, rate), c in compared.items()

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Literal, TypeVar
 
 from edgevit.derivation.allocate.cost_table import CostTable
-from edgevit.derivation.allocate.embedding import ladder
+from edgevit.derivation.allocate.embedding import candidate_widths
 from edgevit.derivation.allocate.knapsack import BlockMenu, Choice, allocate
 from edgevit.derivation.allocate.policy import POLICIES
 from edgevit.derivation.allocate.prices import Prices
@@ -205,7 +205,7 @@ class EmulatedBench:
         if self.embedding is None or (at_least is not None and at_least.embed is None):
             return [None]
         least = 0 if at_least is None else at_least.embed or 0
-        narrower = ladder(self.board.embed, POLICIES["fused"].embed_step)[1:]
+        narrower = candidate_widths(self.board.embed, POLICIES["fused"].embed_step)[1:]
         return [None, *(width for width in narrower if width >= least)]
 
     def _allocated(

@@ -213,6 +213,11 @@ class Run:
     def p50_ns(self) -> int:
         return self._percentiles_ns[0]
 
+    @property
+    def latency_ms(self) -> float:
+        """The p50 of one inference, of a whole batch."""
+        return self.p50_ns() / 1e6
+
     def p90_ns(self) -> int:
         return self._percentiles_ns[1]
 

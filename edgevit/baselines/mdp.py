@@ -114,13 +114,13 @@ def choose_sizes(problem: Problem, config: Config, scores: Scores) -> tuple[Rank
     def embedding_loss(width: int) -> float:
         return float(least_first[: whole.embed - width].sum())
 
-    rung = embedding.climb(widths, solve, embedding_loss)[0]
+    candidate = embedding.climb(widths, solve, embedding_loss)[0]
     sizes, heads = [], list[tuple[int, ...]]()
-    for attention, ffn in rung.shape:
+    for attention, ffn in candidate.shape:
         attended: AttentionPlan = AttentionPlan((), (0, 0)) if attention is None else attention.value
         sizes.append(BlockDims(0, 0, 0, 0 if ffn is None else ffn.value).with_sizes(attended.sizes))
         heads.append(attended.heads)
-    return Ranked(heads, sizes, rung.width), rung.nats
+    return Ranked(heads, sizes, candidate.width), candidate.nats
 
 
 def derive(problem: Problem, config: Config) -> Derived:

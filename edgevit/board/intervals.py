@@ -51,7 +51,7 @@ _LEAST_SAMPLES = 20  # fewer show too little of how they depend on each other
 
 # Figures that are compared, all above 0.
 _FIGURES: dict[str, Callable[[Run], float | None]] = {
-    "p50": lambda run: run.p50_ns() / 1e6,
+    "p50": lambda run: run.latency_ms,
     "p99": lambda run: run.p99_ns() / 1e6,
     "mean": lambda run: run.mean_ns() / 1e6,
     "throughput": Run.images_per_second,

@@ -27,7 +27,7 @@ _ROUNDING = 0.01  # published figures are rounded
 _GATE = re.compile(r"[a-z][a-z0-9_]*\s*[<>]=?\s*[0-9.]+\s*[A-Za-z/%]*")  # the form; `bench` knows the metrics
 _GENERIC = "-0000"  # the part number that many boards of a family give instead of their own
 
-_READER = Reader(ProfileError, hint="mend it, or begin with what `edgevit profiles NAME --json` prints")
+_READER = Reader(ProfileError, hint="correct it, or begin with what `edgevit profiles NAME --json` prints")
 _VariantName = Literal["standard", "super"]
 
 

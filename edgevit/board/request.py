@@ -70,7 +70,7 @@ class Conditions:
     precision: Annotated[
         str | None,
         Option(
-            "Precision of a model folder's file: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]",
+            "Precision of a model folder's file: fp32, fp16 or int8.  [default: fp16 on a GPU, fp32 on the CPU]",
             RUNNER,
             common=True,
         ),
@@ -257,13 +257,13 @@ class BenchRequest:
             repeated=True,
         ),
     ] = None
-    conditions: Annotated[Conditions, Nested()] = field(default_factory=Conditions)
     board: AskedBoard = None
     ssh_config: SshConfig = None
     profile: Annotated[
         str | None,
         Option("Board profile to require, by name or path; its budgets become gates.", BOARD),
     ] = None
+    conditions: Annotated[Conditions, Nested()] = field(default_factory=Conditions)
     repeat: Annotated[
         int | None,
         Option("Number of rounds, each in a new process.  [default: 1; 10 of several models]", MEASURING, common=True),

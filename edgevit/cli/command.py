@@ -20,14 +20,13 @@ import typer
 from typer.core import TyperCommand
 
 from edgevit.cli.config import CONFIG, take_config
-from edgevit.cli.help import HELP, command_help, show_all
+from edgevit.cli.help import HELP, HELP_ALL, command_help, show_all
 from edgevit.errors import OptionError
 from edgevit.numbers import FINITE, WORD, check_number
 from edgevit.request import OUTPUT, PANELS, RequestOption, options_of, request_from
 
 Main = Callable[..., Any]
-_HELP_ALL = "help_all"
-_COMMON = (CONFIG, _HELP_ALL, "help")  # on the first screen of every command
+_COMMON = (CONFIG, HELP_ALL, "help")  # on the first screen of every command
 _METAVARS = {int: "NUMBER", float: "NUMBER", Path: "FILE"}  # what an option takes, where its declaration does not say
 
 
@@ -133,7 +132,7 @@ def with_options(main: Main) -> Main:
     request_parameters = [_parameter(declared) for kind in kinds.values() for declared in options_of(kind)]
     shared = [
         inspect.Parameter(CONFIG, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_CONFIG_OPTION),
-        inspect.Parameter(_HELP_ALL, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_HELP_ALL_OPTION),
+        inspect.Parameter(HELP_ALL, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_HELP_ALL_OPTION),
     ]
 
     def run(**typed: Any) -> Any:

@@ -56,7 +56,8 @@ def main(
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
 ) -> int:
-    """Derive, export, build, check and measure all models of one plan. The same command continues whatever broke.
+    """Derive, export, build, check and measure all models of one plan. The same command continues an interrupted
+    run.
 
     Begin with: edgevit fleet --example > plan.yaml
 

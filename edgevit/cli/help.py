@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 HELP = "Configuration and help"  # the last panel
+HELP_ALL = "help_all"  # not shown where --help has every option
 _FIRST_SCREEN = 20  # options
 MOST_COLUMNS, LEFT_COLUMNS = 120, 34  # of the whole text, and of an option's name before its help begins
 _COMPLETE = "edgevit.help_all"  # in the context: all options are shown
@@ -34,6 +35,8 @@ def command_help(command: Any, context: typer.Context, common: Iterable[str]) ->
         common: the names of the parameters on the first screen.
     """
     options = [p for p in command.get_params(context) if p.param_type_name == "option" and not p.hidden]
+    if len(options) <= _FIRST_SCREEN:
+        options = [p for p in options if p.name != HELP_ALL]
     arguments = [p for p in command.get_params(context) if p.param_type_name == "argument"]
     shown = set(common)
     is_complete = context.meta.get(_COMPLETE, False) or len(options) <= _FIRST_SCREEN

@@ -15,8 +15,8 @@ def main(
 ) -> None:
     """Write a folder that Triton, DeepStream or a small program serves a model from.
 
-    Give one of --triton, --deepstream, --python and --cpp. The folder's README says how to run it, and what it was made
-    of. Of a model folder the ONNX file is packaged; an engine, which runs on one kind of board only, by its path.
+    Give one of --triton, --deepstream, --python and --cpp. The folder's README says how to run it and what it was made
+    from. A model folder's ONNX file is packaged. An engine runs on one kind of board only: give its path.
     """
     console = Console(json=json, quiet=quiet, verbose=verbose)
     request.check()  # before onnx is imported

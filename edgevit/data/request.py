@@ -13,11 +13,11 @@ from edgevit.errors import UnknownNameError
 from edgevit.request import DATA, Option
 
 DATA_KINDS = (
-    "Images: a folder of class folders, optionally in train/, val/ and test/ (without test/, val/ is the test part); "
-    "an archive of such (.zip, .tar, .tar.gz, ...); Parquet files as Hugging Face has them; a table of file names and "
-    "labels (.csv); a CIFAR folder; a folder of IDX files such as MNIST; or the name digits; "
-    "texts: class folders of .txt files, or a table of text and label (.csv); "
-    "for --output boxes also a folder with COCO's instances.json."
+    "Images: a folder with a subfolder for each class, also below train/, val/ and test/ (without test/, val/ is the "
+    "test part); an archive of such a folder (.zip, .tar, .tar.gz, ...); Parquet files as Hugging Face has them; a "
+    ".csv table of file names and labels; a folder of CIFAR's or MNIST's files; or the word digits. Texts: .txt files "
+    "in a subfolder for each class, or a .csv table of texts and labels. With --output boxes: a folder with COCO's "
+    "instances.json."
 )
 _IMAGES = Option(DATA_KINDS, DATA, metavar="FOLDER", common=True)
 Data = Annotated[str | Path, _IMAGES]

@@ -36,14 +36,14 @@ class SearchSpace:
     # Training images that determine the remaining directions of the embedding; 0: the method needs none.
     images: int = 0
     # Token schedules: how many tokens each block may pass on (0: all that reach it).
-    ladders: Sequence[tuple[int, ...]] = ()
+    token_schedules: Sequence[tuple[int, ...]] = ()
     # Options that would allow less, each with the value that does.
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tokens(self) -> bool:
         """Whether some block may pass on fewer tokens."""
-        return any(map(any, self.ladders))
+        return any(map(any, self.token_schedules))
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,9 @@ def cheapest(target: Target, space: SearchSpace) -> Minimum:
         geometry = network.geometry_at(min(max(space.embed, budget.least_embed), geometry.embed))
     schedules = [dims]
     if budget.prices is None or len(budget.prices.token_counts) > 1:
-        schedules += [[replace(d, tokens=n) for d, n in zip(dims, ladder, strict=True)] for ladder in space.ladders]
+        schedules += [
+            [replace(d, tokens=n) for d, n in zip(dims, tokens, strict=True)] for tokens in space.token_schedules
+        ]
     return min(
         (_with_schedule(target, space, geometry, scheduled) for scheduled in schedules),
         key=lambda minimum: minimum.cost,

@@ -80,9 +80,9 @@ BASE_STEPS = (
 OutputOption = Annotated[
     str,
     Option(
-        "What the model puts out: classes; or, for which images need no labels, features (pooled, or of tokens: "
-        "features:patches, features:class,patches; after several blocks: features:patches@3,6,9,12), the map of a head "
-        "of your own: map (values), map:foreground or map:classes (logits), or the boxes of a detector of your own.",
+        "Output of the model: classes; features (pooled; of tokens features:patches or features:class,patches; after "
+        "several blocks features:patches@3,6,9,12); the map of your own head: map (values), map:foreground or "
+        "map:classes (logits); or the boxes of your own detector. Only classes need labels.",
         DATA,
         common=True,
     ),

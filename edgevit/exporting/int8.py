@@ -128,10 +128,10 @@ def calibrated(
     judged, labels = [pair[0] for pair in pairs], torch.cat([pair[1] for pair in pairs])
     reference = predicted(graph, judged)
     judge = _Judge(judging.output, judging.class_names, judged, labels, reference, tolerances, held_out)
-    return _ladder(quantised, judge, graph, images, calibration, judging, progress)
+    return _with_layers_restored(quantised, judge, graph, images, calibration, judging, progress)
 
 
-def _ladder(
+def _with_layers_restored(
     quantised: Quantised,
     judge: _Judge,
     graph: ir.Model,

@@ -30,7 +30,9 @@ class CostRequest(MeasurementTarget):
     base: Annotated[str | Path, BASE]
     output: Annotated[
         Path | None,
-        Option("File for the table, .yaml or .json.  [default: none; figures are kept]", OUTPUT, common=True),
+        Option(
+            "File for the table, .yaml or .json.  [default: none; the figures stay in the cache]", OUTPUT, common=True
+        ),
     ] = None
     model_args: ModelArgs = field(default_factory=dict)
     shape: Annotated[

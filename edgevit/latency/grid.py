@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
-from edgevit.derivation.allocate.embedding import ladder
+from edgevit.derivation.allocate.embedding import candidate_widths
 from edgevit.derivation.allocate.menus import least_heads
 from edgevit.derivation.allocate.policy import Policy, limits
 from edgevit.latency.stacks import Cut, Stack
@@ -178,7 +178,7 @@ class Grid:
 
 def _narrower(embed: int, policy: Policy) -> tuple[int, ...]:
     """List the measured widths below an embedding's own, the widest first; those between are interpolated."""
-    _, *widths = ladder(embed, policy.embed_step)
+    _, *widths = candidate_widths(embed, policy.embed_step)
     nearest = (min(widths, key=lambda width: abs(width - share * embed)) for share in _NARROWER if widths)
     return tuple(sorted({*nearest, *widths[-1:]}, reverse=True))
 

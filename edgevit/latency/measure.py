@@ -131,7 +131,7 @@ class StackBench:
 
     def anchor_ms(self) -> float:
         """Return the base's p50, the median of its runs: all other times are ratios to it."""
-        return median(run.p50_ns() / 1e6 for run in self._valid() if run.label == self.anchor.label)
+        return median(run.latency_ms for run in self._valid() if run.label == self.anchor.label)
 
     def _valid(self) -> list[Run]:
         return [run for run in self._runs if self._fault(run) is None]
@@ -259,7 +259,7 @@ def latency_ms(run: Run, *, busy: bool) -> float:
     median of ratios corrects.
     """
     processor_ms = run.processor_ms() if busy else None
-    return run.p50_ns() / 1e6 if processor_ms is None else processor_ms
+    return run.latency_ms if processor_ms is None else processor_ms
 
 
 @contextmanager

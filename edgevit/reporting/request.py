@@ -33,7 +33,7 @@ class JudgingRequest:
     ] = None
     force: Annotated[bool, Option("Compare even if the environments differ; a warning says in what.", JUDGING)] = False
     output: Annotated[
-        Path | None, Option("JSON-lines file that the raw runs are appended to.", OUTPUT, common=True)
+        Path | None, Option("JSON-lines file that the raw runs are appended to.", JUDGING, common=True)
     ] = None
 
 

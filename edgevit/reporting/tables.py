@@ -23,7 +23,7 @@ from edgevit.text import format_count, printable
 from edgevit.version import written_by
 
 _FIGURE_NAMES = {"p50": "of p50s", "mean": "of means", "processor": "of processor time"}
-MANY = 5  # models of which one is chosen by the images that it is told on
+MANY = 5  # models of which one is chosen by the images on which its accuracy is reported
 _PIPE = str.maketrans({"|": "\\|", "\n": " "})
 _TAG = re.compile("<(?=[a-zA-Z/!?])")  # as which Markdown takes a name like <b>, and shows nothing
 _FORMULAS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # with these a spreadsheet begins one, full-width characters too
@@ -231,7 +231,7 @@ def _advice(panel: Panel) -> str:
         return "Fewer MACs may be removed, or more images and --steps given."
     if panel.reaching():
         return f"Measure {_some([e.title for e in accurate if is_eligible(e)])}, too, in turns with the base."
-    return f"What speaks against {_some([e.title for e in accurate])} is told below the table."
+    return f"What speaks against {_some([e.title for e in accurate])} is stated below the table."
 
 
 def reference_text(panel: Panel) -> str:
@@ -343,7 +343,7 @@ def notes(panel: Panel) -> list[str]:
         lines.append(f"{panel.recalled[0].upper()}{panel.recalled[1:]}: the test images decide.")
     if panel.part == "test" and len([e for e in panel.models if e.top1 is not None]) > MANY:
         lines.append(
-            "One is chosen here by the same test images on which it is told: the more models, the more of its accuracy "
+            "One is chosen here by the test images on which it is reported: the more models, the more of its accuracy "
             "may be luck."
         )
     return lines

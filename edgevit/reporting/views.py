@@ -153,7 +153,7 @@ def model_view(model: GatheredModel, name: str, evidence: Evidence, panels: Sequ
         "warnings": _warnings(model, at),
         "gates": _gates(model, panels),
         "engines": _engines(model),
-        "ladder": [
+        "attempts": [
             [engine.precision_level, attempt.precision_level, f"{attempt.seconds:.0f} s", attempt.failure or "-"]
             for engine in model.engines
             for attempt in engine.attempts

@@ -84,6 +84,7 @@ def test_a_percentile_is_the_smallest_latency_that_enough_of_all_are_at_or_below
 def test_statistics_are_of_the_raw_samples():
     run = replace(QUIET, latencies_ns=tuple(MS * n for n in range(1, 201)), batch=4, wall_ns=25_000 * MS)
     assert (run.p50_ns(), run.p90_ns(), run.p99_ns()) == (100 * MS, 180 * MS, 198 * MS)
+    assert run.latency_ms == 100.0
     assert run.mean_ns() == pytest.approx(100.5 * MS)
     assert run.stddev_ns() == pytest.approx(statistics.stdev(run.latencies_ns))
     assert run.images_per_second() == pytest.approx(32)

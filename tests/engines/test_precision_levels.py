@@ -1,4 +1,4 @@
-"""The ladder of precisions and the search for the blocks that need fp32, over engines that are right by a rule."""
+"""The order of precisions and the search for the blocks that need fp32, over engines that are right by a rule."""
 
 from __future__ import annotations
 

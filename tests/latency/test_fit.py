@@ -221,9 +221,11 @@ def test_a_few_stacks_tell_what_every_size_takes():
 
 
 def test_sizes_that_the_base_does_not_list_are_passed_over():
-    base, rung = of_base(width_figures(WIDE_GRID.coarse())), WIDE_GRID.at_width(384)
+    base, candidate = of_base(width_figures(WIDE_GRID.coarse())), WIDE_GRID.at_width(384)
     odd = [Stack(6, 5, 64, 0, 384), Stack(6, 0, 0, 1000, 384)]
-    assert fit_narrower(base, {384: width_figures([*rung, *odd])}) == fit_narrower(base, {384: width_figures(rung)})
+    assert fit_narrower(base, {384: width_figures([*candidate, *odd])}) == fit_narrower(
+        base, {384: width_figures(candidate)}
+    )
     assert fit_narrower(base, {}) == {}
 
 
@@ -235,13 +237,13 @@ def test_with_noise_no_cost_falls_with_size_or_with_the_embedding(seed, noise, k
     found = fit_narrower(
         base, {e: width_figures(WIDE_GRID.at_width(e), random, noise, kernel=kernel) for e in WIDE_GRID.narrower}
     )
-    rungs = [base, *found.values()]
-    assert all(np.diff([costs.fixed for costs in rungs]) <= 0) and rungs[-1].fixed >= 0
-    grids = np.array([list(costs.attention.values()) for costs in rungs])  # [rungs, sizes]
-    thin = np.array([[costs.ffn[n] for n in sorted(costs.ffn)] for costs in rungs])
+    candidates = [base, *found.values()]
+    assert all(np.diff([costs.fixed for costs in candidates]) <= 0) and candidates[-1].fixed >= 0
+    grids = np.array([list(costs.attention.values()) for costs in candidates])  # [candidates, sizes]
+    thin = np.array([[costs.ffn[n] for n in sorted(costs.ffn)] for costs in candidates])
     assert (np.diff(grids, axis=0) <= 0).all() and (np.diff(thin, axis=0) <= 0).all() and grids.min() > 0
     assert (np.diff(thin, axis=1) >= 0).all() and thin.min() > 0
-    for costs in rungs:
+    for costs in candidates:
         by_size = np.array([[costs.attention[h, w] for w in (16, 40, 64)] for h in (2, 7, 12)])
         assert (np.diff(by_size, axis=0) >= 0).all() and (np.diff(by_size, axis=1) >= 0).all()
         assert costs.together >= -by_size.min()

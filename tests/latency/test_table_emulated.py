@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from some_tables import table
 
 from edgevit.derivation.allocate.cost_table import CostTable
-from edgevit.derivation.allocate.embedding import ladder
+from edgevit.derivation.allocate.embedding import candidate_widths
 from edgevit.derivation.allocate.policy import POLICIES
 from edgevit.latency import table as module
 from edgevit.latency.cost_request import POINTS
@@ -119,7 +119,7 @@ def test_plans_on_emulated_boards_are_predicted_within_4_percent_from_some_tens_
     for _ in range(10):
         plan = list(random_plan(drawn))
         assert prices.cost(plan) == pytest.approx(bench.model(plan), rel=0.04)
-        embed = drawn.choice(ladder(EMBED, 16))
+        embed = drawn.choice(candidate_widths(EMBED, 16))
         assert prices.at(embed).cost(plan) == pytest.approx(bench.model(plan, embed), rel=0.06), embed
         passing = list(cut(drawn, plan))
         assert prices.cost(passing) == pytest.approx(bench.model(passing), rel=0.07)

@@ -160,9 +160,9 @@ def test_a_model_that_is_accurate_and_not_taken_is_not_called_inaccurate(found: 
     moved = [replace(run, power_mode_after="MAXN") for run in found.runs]
     void = panels(replace(found, runs=moved))[0]
     assert heading(void) == "Every model that is as accurate as the base was measured in void runs"
-    assert answer(void).endswith("has 96.00 %. What speaks against t1 is told below the table.")
+    assert answer(void).endswith("has 96.00 %. What speaks against t1 is stated below the table.")
     failing = panels(found, [parse_gate("p99<1ms")])[0]
-    assert answer(failing).endswith("has 96.00 %. What speaks against t1 is told below the table.")
+    assert answer(failing).endswith("has 96.00 %. What speaks against t1 is stated below the table.")
     baseless = replace(void, entries=tuple(void.models))
     assert heading(baseless) == "Every model was measured in void runs"
     assert "there is no base to set it against" in answer(baseless)

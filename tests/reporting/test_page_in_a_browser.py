@@ -179,7 +179,7 @@ def test_what_is_said_of_limits_is_so_of_the_models_within_them(browser: Any, fi
     )
     assert ask("", "1") == ask("99", "") == "No model keeps to these limits."
     page.evaluate("data.panels[0].entries.filter(e => !e.baseline).forEach(e => { e.free = e.reaching = false; })")
-    assert ask("60", "5") == "What speaks against every model within these limits is told below the table."
+    assert ask("60", "5") == "What speaks against every model within these limits is stated below the table."
     page.evaluate("data.panels[0].entries.forEach(e => delete e.energy_mj)")
     page.select_option("section.open select", "energy_mj")
     assert ask("60", "") == "No model within these limits has a figure for energy of an image."

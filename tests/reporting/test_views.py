@@ -71,7 +71,7 @@ def test_a_model_has_all_that_its_records_say(found: Evidence) -> None:
     assert view["blocks"]["rows"][1] == ["1", "1 of 2", "12 of 16", "12 of 16", "8 of 64", "-"]
     assert view["classes"][0] == ["cat", "92.0 %", "95.0 %", "-3.0"] and view["confused"][0] == ["cat", "dog", "8"]
     assert [row[3:] for row in view["gates"]] == [["+24.5%", "pass"], ["+49.5%", "pass"]]
-    assert view["engines"][0][0] == "fp16" and view["ladder"] == [["fp16", "fp16", "2 s", "loses 31% on 'heron'"]]
+    assert view["engines"][0][0] == "fp16" and view["attempts"] == [["fp16", "fp16", "2 s", "loses 31% on 'heron'"]]
     assert view["exported"][0][0] == "model.fp32.onnx" and len(view["measured"]["rows"]) == 12
     said = dict(view["provenance"])
     assert said["data"] == "/data/pets" and said["images"].endswith("200 test images, seed 42")
@@ -104,5 +104,5 @@ def test_a_super_network_is_not_called_a_base(tmp_path: Path) -> None:
 def test_a_base_says_that_it_is_one(found: Evidence) -> None:
     view = model_view(found.models[0], "m0", found, panels(found))
     assert view["summary"] == "vit_tiny_patch16_224 with 2 outputs, nothing else removed: a base."
-    assert (view["classes"], view["gates"], view["engines"], view["ladder"]) == ([], [], [], [])
+    assert (view["classes"], view["gates"], view["engines"], view["attempts"]) == ([], [], [], [])
     assert view["drawn"]["embed"] is None and view["blocks"]["head"][-1] == "FFN"

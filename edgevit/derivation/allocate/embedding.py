@@ -46,7 +46,7 @@ _LEAST = 2  # of these steps that always remain
 T = TypeVar("T")
 
 
-def ladder(embed: int, multiple: int) -> list[int]:
+def candidate_widths(embed: int, multiple: int) -> list[int]:
     """Widths that the embedding may have, the widest first: its own, and multiples of `multiple` below."""
     below = {round(embed * k / _STEPS / multiple) * multiple for k in range(_LEAST, _STEPS)}
     return [embed, *sorted((width for width in below if 2 <= width < embed), reverse=True)]
@@ -63,7 +63,7 @@ def check_width(owner: str, width: int) -> None:
 
 
 def embed_widths(network: Network, policy: Policy, requested: int = 0, owner: str = "", least: int = 0) -> list[int]:
-    """The widths the embedding may have, the widest first: the one requested from the method `owner`, or a ladder.
+    """The widths the embedding may have, the widest first: the one requested from the method `owner`, or all.
 
     `least` is the narrowest that the budget can count.
 
@@ -73,7 +73,9 @@ def embed_widths(network: Network, policy: Policy, requested: int = 0, owner: st
     whole = network.geometry.embed
     if requested > whole:
         raise OptionError(f"{owner}.embed_width={requested} is wider than the base's embedding, which has {whole}")
-    return [requested] if requested else [width for width in ladder(whole, policy.embed_step) if width >= least]
+    return (
+        [requested] if requested else [width for width in candidate_widths(whole, policy.embed_step) if width >= least]
+    )
 
 
 def narrowest(network: Network, policy: Policy, requested: int, owner: str) -> int:
@@ -216,7 +218,7 @@ class Slices:
 
 
 @dataclass(frozen=True)
-class Rung(Generic[T]):
+class WidthCandidate(Generic[T]):
     """One width of the embedding, and the shape that meets the budget at it."""
 
     width: int
@@ -239,27 +241,27 @@ def climb(
     slice_nats: Callable[[int], float],
     begin: float = inf,
     enough: float = 0.0,
-) -> list[Rung[T]]:
+) -> list[WidthCandidate[T]]:
     """Search the widths; return the candidates, the one with the least predicted loss first.
 
-    The search starts at the width nearest to `begin` and descends to the first rung whose slice alone loses more than
-    the best rung, as narrower slices lose more; then it ascends from the start. A rung whose shape alone loses more
-    than the best rung is skipped, and its slice is not measured: from a good start few are.
+    The search starts at the width nearest to `begin` and descends to the first one whose slice alone loses more than
+    the best candidate, as narrower slices lose more; then it ascends from the start. A width whose shape alone loses
+    more than the best candidate is skipped, and its slice is not measured: from a good start few are.
 
     Args:
         allocate: the shape at a width, and its predicted loss.
-        enough: the first rung with no more predicted loss ends the search.
+        enough: the first candidate with no more predicted loss ends the search.
 
     Raises:
-        BudgetError: no rung reaches the budget; the error is that of the narrowest.
+        BudgetError: no candidate reaches the budget; the error is that of the narrowest.
     """
-    rungs: list[Rung[T]] = []
+    candidates: list[WidthCandidate[T]] = []
     refused = dict[int, BudgetError]()
     first = min(range(len(widths)), key=lambda i: abs(widths[i] - min(begin, widths[0])))
 
     def try_width(width: int) -> bool:
         """Try a width; return whether narrower ones may lose less."""
-        best = min((rung.nats for rung in rungs), default=inf)
+        best = min((candidate.nats for candidate in candidates), default=inf)
         if best <= enough:
             return False
         try:
@@ -269,17 +271,17 @@ def climb(
             return True
         if predicted >= best:
             return True
-        rungs.append(Rung(width, shape, slice_nats(width), predicted))
-        return rungs[-1].slice_nats < best
+        candidates.append(WidthCandidate(width, shape, slice_nats(width), predicted))
+        return candidates[-1].slice_nats < best
 
     for width in widths[first:]:
         if not try_width(width):
             break
     for width in reversed(widths[:first]):
         try_width(width)
-    if not rungs:
+    if not candidates:
         raise refused[min(refused)]
-    return sorted(rungs, key=lambda rung: rung.nats)
+    return sorted(candidates, key=lambda candidate: candidate.nats)
 
 
 def balanced_width(network: Network, budget: Budget) -> float:

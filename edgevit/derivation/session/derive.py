@@ -58,6 +58,12 @@ class Derivation:
     record: DerivationRecord
     is_main: bool = True  # False in all but the first of several processes: only that one wrote the folder
 
+    @property
+    def top1(self) -> float | None:
+        """Its accuracy among the target classes on the test images; None: it has none."""
+        accuracy = self.record.accuracy.derived
+        return None if accuracy is None else accuracy.top1
+
 
 def _budget(
     base: Model,

@@ -21,7 +21,7 @@ import torch
 
 from edgevit.data.neighbours import hint_in
 from edgevit.derivation.allocate.budget import make_budget
-from edgevit.derivation.allocate.embedding import ladder, narrowest, why_it_stays
+from edgevit.derivation.allocate.embedding import candidate_widths, narrowest, why_it_stays
 from edgevit.derivation.allocate.policy import Policy, make_policy
 from edgevit.derivation.compatibility import missing_site
 from edgevit.derivation.feasibility import SearchSpace, Target, check_reachable
@@ -242,7 +242,7 @@ def _train(resolved: _ResolvedSupernet, problem: Problem) -> tuple[Network, list
         if config.cut_embedding:
             network, encode = concentrate_embedding(network, proxy, passes, training.seed)
     dims, geometry = list(network.dims), network.geometry
-    embeds = ladder(geometry.embed, problem.policy.embed_step) if config.cut_embedding else []
+    embeds = candidate_widths(geometry.embed, problem.policy.embed_step) if config.cut_embedding else []
     units = make_units(dims, geometry, problem.policy, config.attention_groups, config.ffn_groups, embeds)
     most = ceil(resolved.request.rate * geometry.macs(dims))
     growth = DropoutSchedule(most, config.updates, round(config.growth * training.steps))

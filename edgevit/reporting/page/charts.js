@@ -29,7 +29,7 @@ function front(entries, axis) {
 
 const FAILS = "✕ fails a gate";
 
-function told(entry, axis) {
+function tooltip(entry, axis) {
   const lines = [entry.title, `top-1 ${percent(entry.top1)} (${percent(entry.low)} to ${percent(entry.high)})`];
   if (entry.p50_ms != null) lines.push(`p50 ${number(entry.p50_ms)} ms${entry.ratio == null ? "" : `, ${number(entry.ratio)} of the base's`}`);
   if (entry.energy_mj != null) lines.push(`${number(entry.energy_mj)} mJ an image`);
@@ -76,7 +76,7 @@ function pareto(panel, axis, chosen, within, width) {
     Plot.dot(failing, { x: axis.name, y: "top1", symbol: "times", r: 11, stroke: "var(--bad)", strokeWidth: 2.5, strokeOpacity: faint, pointerEvents: "none", ariaLabel: () => FAILS }), // over its own mark
     chosen && chosen[axis.name] != null && Plot.dot([chosen], { x: axis.name, y: "top1", r: 11, stroke: "var(--take)", strokeWidth: 2.5, pointerEvents: "none" }),
   ].filter(Boolean);
-  const tip = Plot.tip(known, Plot.pointer({ x: axis.name, y: "top1", title: e => told(e, axis), maxRadius: 30, lineWidth: 30 }));
+  const tip = Plot.tip(known, Plot.pointer({ x: axis.name, y: "top1", title: e => tooltip(e, axis), maxRadius: 30, lineWidth: 30 }));
   const places = labels(Plot.plot({ ...options, marks }), known, best, chosen, axis);
   const text = places.map(p => Plot.text([p.entry], { x: axis.name, y: "top1", text: () => p.text, dx: p.dx, dy: p.dy, textAnchor: p.anchor, fill: "currentColor", stroke: "var(--paper)", strokeWidth: 4, fontWeight: p.entry === chosen ? 700 : 400, fillOpacity: faint(p.entry) }));
   const drawn = Plot.plot({ ...options, marks: [...marks, ...text, tip] });

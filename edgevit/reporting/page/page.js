@@ -37,7 +37,7 @@ function nothing(panel, axis, limits) {
   if (!kept.length) return "No model keeps to these limits.";
   if (!known.length) return `No model within these limits has a figure for ${axis.title}.`;
   const best = d3.greatest(known.filter(e => e.free), e => e.merit);
-  if (!best) return "What speaks against every model within these limits is told below the table.";
+  if (!best) return "What speaks against every model within these limits is stated below the table.";
   return `No model within these limits is as accurate as the base${panel.judged_on}; the most accurate is ${best.title} with top-1 ${percent(best.top1)} at ${axis.title} ${withUnit(best[axis.name], axis)}.`;
 }
 

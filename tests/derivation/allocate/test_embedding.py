@@ -1,4 +1,4 @@
-"""The ladder of widths: which rungs there are, which are measured, and which one is first."""
+"""Widths of the embedding: which candidates there are, which are measured, and which one is first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from problems import untrained
 
 from edgevit.data.task import open_task
-from edgevit.derivation.allocate.embedding import Slices, climb, ladder, more_images
+from edgevit.derivation.allocate.embedding import Slices, candidate_widths, climb, more_images
 from edgevit.derivation.plan import EmbedPlan
 from edgevit.derivation.realise import narrow_embedding
 from edgevit.derivation.solve.embedding import encoder, flat_basis
@@ -30,13 +30,13 @@ from edgevit.network.checkpoint import describe
     ],
 )
 def test_rungs_are_multiples_and_the_whole(embed: int, multiple: int, expected: list[int]) -> None:
-    assert ladder(embed, multiple) == expected
+    assert candidate_widths(embed, multiple) == expected
 
 
 def climbed(
     shapes: dict[int, float | None], slices: dict[int, float], begin: float = inf, enough: float = 0.0
 ) -> tuple[list[int], list[int]]:
-    """The widths of the rungs, best first, and those whose slice was measured."""
+    """The widths of the candidates, best first, and those whose slice was measured."""
     measured = []
 
     def allocate(width: int) -> tuple[str, float]:
@@ -49,15 +49,15 @@ def climbed(
         measured.append(width)
         return slices.get(width, 0.0)
 
-    rungs = climb(list(shapes), allocate, slice_nats, begin, enough)
-    assert all(rung.shape == f"shape {rung.width}" for rung in rungs)
-    return [rung.width for rung in rungs], measured
+    candidates = climb(list(shapes), allocate, slice_nats, begin, enough)
+    assert all(candidate.shape == f"shape {candidate.width}" for candidate in candidates)
+    return [candidate.width for candidate in candidates], measured
 
 
 def test_the_sum_of_both_losses_decides_and_the_climb_ends_where_no_rung_can_win() -> None:
     shapes = {64: 1.0, 48: 0.4, 32: 0.1, 16: 0.05, 8: 0.0}
-    rungs, measured = climbed(shapes, {48: 0.01, 32: 0.02, 16: 0.5, 8: 9.0})
-    assert rungs == [32, 48, 16, 64] and measured == [64, 48, 32, 16], "8 would lose more by its slice alone"
+    candidates, measured = climbed(shapes, {48: 0.01, 32: 0.02, 16: 0.5, 8: 9.0})
+    assert candidates == [32, 48, 16, 64] and measured == [64, 48, 32, 16], "8 would lose more by its slice alone"
 
 
 def test_from_a_good_beginning_few_slices_are_measured() -> None:

@@ -10,7 +10,7 @@ from some_tables import rows, table
 from edgevit.baselines.common import ranking
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.cost_table import CostTable
-from edgevit.derivation.allocate.embedding import ladder
+from edgevit.derivation.allocate.embedding import candidate_widths
 from edgevit.derivation.allocate.policy import POLICIES, fit, make_policy, smallest, uniform
 from edgevit.derivation.allocate.widths import adaptive_widths
 from edgevit.errors import BudgetError, OptionError, UnknownNameError
@@ -85,8 +85,8 @@ def test_ffn_multiples_are_kept(geometries, multiple):
 def test_the_embedding_keeps_its_multiple(multiple, narrower):
     """DeiT-Tiny's, of 192: up to ten widths below, the narrowest a sixth of it."""
     policy = make_policy("fused", None, multiple)
-    whole, *rungs = ladder(192, policy.embed_step)
-    assert whole == 192 and len(rungs) == narrower and all(width % (multiple or 16) == 0 for width in rungs)
+    whole, *candidates = candidate_widths(192, policy.embed_step)
+    assert whole == 192 and len(candidates) == narrower and all(width % (multiple or 16) == 0 for width in candidates)
     assert policy.ffn_step == POLICIES["fused"].ffn_step and ranking.narrowest_by_rank(48, policy) <= 48
 
 

@@ -319,7 +319,7 @@ def test_a_slice_of_a_super_network_meets_a_budget_without_any_image(
     (made,) = edgevit.meet(method="skd", supernet=tmp_path / "net", ms=6.0, out=tmp_path / "t", **given)
     met = made.record.met
     assert met is not None and met.outcome == "met" and made.record.data is None
-    assert made.record.accuracy.derived is None and made.record.base == str(tmp_path / "net")
+    assert made.top1 is None and made.record.base == str(tmp_path / "net")
 
 
 def test_a_search_that_was_stopped_goes_on_where_it_was(

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from edgevit.derivation.allocate.embedding import (
-    Rung,
     Slices,
+    WidthCandidate,
     balanced_width,
     climb,
     embed_widths,
@@ -243,18 +243,18 @@ def choose(
         fitted=config.fit_decoders, quick=config.quick,
     )  # fmt: skip
 
-    def rungs(
+    def search_widths(
         schedules: Sequence[tuple[Schedule | None, float]], curves: Sequence[BlockCurves]
-    ) -> list[Rung[ChosenShape]]:
+    ) -> list[WidthCandidate[ChosenShape]]:
         spend = partial(spending.shape, curves)
         return _widths(allowed, slices, schedules, spend, balanced_width(network, problem.budget))
 
     def least(schedules: Sequence[tuple[Schedule | None, float]], curves: Sequence[BlockCurves]) -> Chosen:
-        return _measured(problem, slices, rungs(schedules, curves), spending.plan)
+        return _measured(problem, slices, search_widths(schedules, curves), spending.plan)
 
-    def predicted(rung: Rung[ChosenShape]) -> Chosen:
-        facts = {"embed": rung.width, **_tokens_of(rung.shape)}
-        return Chosen(replace(rung.shape, predicted_nats=rung.nats), slices.plan(rung.width), facts)
+    def predicted(candidate: WidthCandidate[ChosenShape]) -> Chosen:
+        facts = {"embed": candidate.width, **_tokens_of(candidate.shape)}
+        return Chosen(replace(candidate.shape, predicted_nats=candidate.nats), slices.plan(candidate.width), facts)
 
     def sliced(width: int | None) -> tuple[EmbedPlan | None, float]:
         return (None, 0.0) if width is None else (slices.plan(width), slices.nats(width))
@@ -267,13 +267,13 @@ def choose(
     if first.loses_little:
         return choices
     # What a narrower embedding or fewer tokens lose in the end shows only in solved networks.
-    candidates = rungs(schedules, curves)
-    for rung in (candidates[0], max(candidates, key=lambda rung: (rung.width, -rung.nats))):
-        if rung.width != (first.width or spending.whole):
-            choices[f"embed {rung.width}"] = predicted(rung)
+    candidates = search_widths(schedules, curves)
+    for candidate in (candidates[0], max(candidates, key=lambda candidate: (candidate.width, -candidate.nats))):
+        if candidate.width != (first.width or spending.whole):
+            choices[f"embed {candidate.width}"] = predicted(candidate)
     if tries_tokens and (fewer := _schedules(problem, slices)):
         with suppress(BudgetError):  # blocks that remove tokens cannot be removed
-            choices["cut_tokens"] = predicted(rungs(fewer, curves)[0])
+            choices["cut_tokens"] = predicted(search_widths(fewer, curves)[0])
     return choices
 
 
@@ -293,7 +293,7 @@ def _widths(
     schedules: Sequence[tuple[Schedule | None, float]],
     spend: Callable[[int, Schedule | None], ChosenShape],
     begin: float,
-) -> list[Rung[ChosenShape]]:
+) -> list[WidthCandidate[ChosenShape]]:
     """List the promising widths of the embedding with each token schedule, and the widest, by their predicted losses.
 
     Args:
@@ -302,7 +302,7 @@ def _widths(
     Raises:
         BudgetError: the budget cannot be met.
     """
-    candidates: list[Rung[ChosenShape]] = []
+    candidates: list[WidthCandidate[ChosenShape]] = []
     refused: BudgetError | None = None
     for schedule, nats in schedules:
 
@@ -321,14 +321,14 @@ def _widths(
         schedule, nats = schedules[0]
         with suppress(BudgetError):
             shape = spend(widths[0], schedule)
-            candidates.append(Rung(widths[0], shape, slices.nats(widths[0]), shape.predicted_nats + nats))
+            candidates.append(WidthCandidate(widths[0], shape, slices.nats(widths[0]), shape.predicted_nats + nats))
     return sorted(candidates, key=lambda candidate: candidate.nats)
 
 
 def _measured(
     problem: Problem,
     slices: Slices,
-    candidates: Sequence[Rung[ChosenShape]],
+    candidates: Sequence[WidthCandidate[ChosenShape]],
     plan: Callable[[ChosenShape, EmbedPlan | None], Plan],
 ) -> Chosen:
     """Choose the candidate of least loss, measuring where predictions may be wrong.
@@ -353,7 +353,7 @@ def _measured(
         {**candidate.facts(), "measured_nats": measured.get(i), **_tokens_of(candidate.shape)}
         for i, candidate in sorted(enumerate(candidates), key=lambda pair: -pair[1].width)
     ]
-    facts: dict[str, object] = {"embed": best.width, "embed_rungs": rows}
+    facts: dict[str, object] = {"embed": best.width, "embed_widths": rows}
     facts |= _tokens_of(best.shape)
     shape = replace(best.shape, predicted_nats=best.nats)
     return Chosen(shape, slices.plan(best.width), facts, measured.get(number))
@@ -363,7 +363,7 @@ def _tokens_of(shape: ChosenShape) -> dict[str, object]:
     return {"tokens": shape.tokens} if shape.tokens else {}
 
 
-def _seems_best(candidates: Sequence[Rung[ChosenShape]], measured: Mapping[int, float]) -> int:
+def _seems_best(candidates: Sequence[WidthCandidate[ChosenShape]], measured: Mapping[int, float]) -> int:
     """Return the index of the candidate of least loss, predictions corrected by the shortfall of the measured ones.
 
     Args:

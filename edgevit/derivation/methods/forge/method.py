@@ -83,7 +83,7 @@ def search_space(network: Network, config: Config, policy: Policy) -> SearchSpac
         sites=config.drop_sites,
         embed=embedding.narrowest(network, policy, config.embed_width, "forge") if config.cut_embedding else 0,
         images=config.calibration_images,
-        ladders=schedules(network.geometry, len(blocks)) if config.cut_tokens == "predicted" else (),
+        token_schedules=schedules(network.geometry, len(blocks)) if config.cut_tokens == "predicted" else (),
         more={
             **dict.fromkeys(("cut_embedding", "drop_blocks", "drop_heads", "drop_sites"), True),
             "cut_tokens": "predicted",

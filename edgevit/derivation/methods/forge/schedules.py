@@ -69,7 +69,9 @@ def worthwhile(problem: Problem, slices: Slices) -> list[tuple[Schedule, float]]
             return {"nats": torch.tensor([loss(schedule) for schedule in every], dtype=torch.float64)}
 
     every = sorted(schedules(geometry, len(blocks)), key=macs, reverse=True)
-    losses = problem.cache.tensors("ladders", {**slices.key, "ladders": every, "quick": slices.quick}, measure)["nats"]
+    losses = problem.cache.tensors(
+        "token_schedules", {**slices.key, "token_schedules": every, "quick": slices.quick}, measure
+    )["nats"]
     best: list[tuple[Schedule, float]] = []
     for schedule, nats in zip(every, losses.tolist(), strict=True):
         # It has fewer MACs than all before it, so it beats those that lose more.

@@ -110,8 +110,8 @@ def search_space(network: Network, config: Config, policy: Policy) -> SearchSpac
     geometry, depth = network.geometry, len(network.read())
     most = choose.lengths(geometry, config.token_multiple, merge=config.merge)[-1]
     first = next((i for i, may in enumerate(choose.may_leave(geometry, depth)) if may), None)
-    ladder = tuple(most if i == first and most < geometry.tokens else 0 for i in range(depth))
-    return SearchSpace(widths=False, heads=True, ladders=[ladder], more={"token_multiple": 1, "merge": False})
+    schedule = tuple(most if i == first and most < geometry.tokens else 0 for i in range(depth))
+    return SearchSpace(widths=False, heads=True, token_schedules=[schedule], more={"token_multiple": 1, "merge": False})
 
 
 def check_options(target: Target, config: Config) -> None:

@@ -344,7 +344,7 @@ def _cut_narrower(problem: Problem, config: Config, start: _Start, solution: _So
             loss = slices.lost(slim)
         candidates.append({"width": width, "slice_nats": alone, "measured_nats": loss})
         if loss < least:
-            best, least = _Cut(slim, plan, {"embed": width, "embed_rungs": candidates}), loss
+            best, least = _Cut(slim, plan, {"embed": width, "embed_widths": candidates}), loss
     if best is None:
         assert refused is not None
         raise refused

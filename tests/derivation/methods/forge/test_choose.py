@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from small_base import derive, write_checkpoint
 
-from edgevit.derivation.allocate.embedding import Rung
+from edgevit.derivation.allocate.embedding import WidthCandidate
 from edgevit.derivation.methods.forge import choose, solve
 
 FEW = {"calibration_images": 96, "sensitivity_images": 32}
@@ -35,19 +35,26 @@ def made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
 
 def test_a_width_that_was_measured_tells_by_how_much_the_sums_of_others_fall_short() -> None:
     shape = choose.ChosenShape([], 0.0)
-    rungs = [Rung(64, shape, 0.03, 0.10), Rung(80, shape, 0.01, 0.16), Rung(48, shape, 0.17, 0.04)]
-    assert choose._seems_best(rungs, {}) == 0
-    assert choose._seems_best(rungs, {0: 0.13}) == 0, "as predicted"
-    assert choose._seems_best(rungs, {0: 0.65}) == 2, "6.2 times as much: 48 is expected to lose 0.42"
-    assert choose._seems_best(rungs, {0: 0.65, 2: 0.5}) == 2 and choose._seems_best(rungs, {0: 0.65, 2: 0.9}) == 0
-    assert choose._seems_best(rungs, {0: 0.02}) == 1, "the sum was too high, and a wider one worth a measurement"
+    candidates = [
+        WidthCandidate(64, shape, 0.03, 0.10),
+        WidthCandidate(80, shape, 0.01, 0.16),
+        WidthCandidate(48, shape, 0.17, 0.04),
+    ]
+    assert choose._seems_best(candidates, {}) == 0
+    assert choose._seems_best(candidates, {0: 0.13}) == 0, "as predicted"
+    assert choose._seems_best(candidates, {0: 0.65}) == 2, "6.2 times as much: 48 is expected to lose 0.42"
+    assert (
+        choose._seems_best(candidates, {0: 0.65, 2: 0.5}) == 2
+        and choose._seems_best(candidates, {0: 0.65, 2: 0.9}) == 0
+    )
+    assert choose._seems_best(candidates, {0: 0.02}) == 1, "the sum was too high, and a wider one worth a measurement"
 
 
 @pytest.mark.slow
 def test_the_whole_embedding_is_solved_beside_a_narrower_one(made: Any) -> None:
     more = made("m", options={"cut_tokens": "never"}).record.facts.more
-    rungs = more.get("embed_rungs", [{"width": 64, "measured_nats": 0.0}])
-    first = min(rungs, key=lambda rung: rung["measured_nats"] or 1e9)["width"]
+    candidates = more.get("embed_widths", [{"width": 64, "measured_nats": 0.0}])
+    first = min(candidates, key=lambda candidate: candidate["measured_nats"] or 1e9)["width"]
     others = [name for name in more["tried"] if name.startswith("embed ")]
     assert first == 64 or "embed 64" in others
     assert more["embed"] in {first, *(int(name.split()[1]) for name in others if more["tried"][name]["kept"])}

@@ -60,8 +60,12 @@ def test_the_embedding_is_narrowed_where_that_loses_less(checkpoint: Path, tmp_p
     width = made.model.geometry.embed
     assert width == more["embed"] == spec.timm_args["embed_dim"] < 64 == spec.base.embed and width % 16 == 0
     assert spec.rate >= 0.8 and made.record.facts.kept_blocks == (0, 1), "no block has to go"
-    rungs = {rung["width"]: rung for rung in more["embed_rungs"]}
-    judged = {rung["width"]: rung["measured_nats"] for rung in rungs.values() if rung["measured_nats"] is not None}
+    candidates = {candidate["width"]: candidate for candidate in more["embed_widths"]}
+    judged = {
+        candidate["width"]: candidate["measured_nats"]
+        for candidate in candidates.values()
+        if candidate["measured_nats"] is not None
+    }
     assert width == min(judged, key=judged.__getitem__, default=width), "the solved plan of least loss"
     (step,) = ModelFolder(tmp_path / "m").plan().steps
     assert step.embed == width
@@ -78,8 +82,8 @@ def test_a_width_that_is_asked_for_is_taken_or_refused(checkpoint: Path, tmp_pat
     given: dict[str, Any] = {"method": "forge", "rate": 0.8, "training": UNTRAINED}
     made = derive(checkpoint, tmp_path / "m", options={**FEW, "embed_width": 40}, **given)
     assert made.model.geometry.embed == 40
-    (rung,) = made.record.facts.more["embed_rungs"]
-    assert rung["width"] == 40 and rung["slice_nats"] > 0
+    (candidate,) = made.record.facts.more["embed_widths"]
+    assert candidate["width"] == 40 and candidate["slice_nats"] > 0
     with pytest.raises(OptionError, match=r"forge.embed_width=65 is wider than the base's embedding, which has 64"):
         derive(checkpoint, tmp_path / "n", options={**FEW, "embed_width": 65}, **given)
     with pytest.raises(OptionError, match="embed_width=1 is not 0"):
@@ -298,8 +302,8 @@ def test_a_budget_in_milliseconds_is_spent_on_the_embedding_as_far_as_the_table_
     table = write_cost_table(tmp_path, narrower=[32])
     given: dict[str, Any] = {"method": "forge", "rate": None, "cost_table": table, "training": UNTRAINED}
     made = derive(checkpoint, tmp_path / "m", ms=0.7, options={**FEW, "drop_blocks": False}, **given)
-    rungs, width = made.record.facts.more["embed_rungs"], made.model.geometry.embed
-    assert {rung["width"] for rung in rungs} <= {32, 48, 64}, "16 is not listed"
+    candidates, width = made.record.facts.more["embed_widths"], made.model.geometry.embed
+    assert {candidate["width"] for candidate in candidates} <= {32, 48, 64}, "16 is not listed"
     blocks = made.model.spec.blocks
     spent = 0.1 + sum(0.02 * b.heads * b.qk / 16 + b.ffn / 256 + 0.25 * bool(b.heads and b.ffn) for b in blocks)
     assert made.record.budget.reached == pytest.approx(spent * width / 64, rel=1e-6) and 0.6 < spent * width / 64 <= 0.7

@@ -17,7 +17,7 @@ import torch
 from small_base import ARGS, NAME, derive
 
 from edgevit.data.task import Split
-from edgevit.derivation.allocate.embedding import ladder
+from edgevit.derivation.allocate.embedding import candidate_widths
 from edgevit.derivation.measure import divergence
 from edgevit.derivation.methods.forge import solve
 from edgevit.derivation.methods.forge.search import AT_ONCE, ROUNDS, Sites, near, priced, search
@@ -102,7 +102,7 @@ def launch_bound_table(blocks: Sequence[BlockDims], geometry: Geometry) -> dict[
         "embed": geometry.embed, "tokens": geometry.tokens, "depth": len(blocks),
         "patch_values": geometry.patch_values, "blocks": [sizes],
     }  # fmt: skip
-    widths = [width for width in ladder(geometry.embed, 16) if width <= geometry.embed]
+    widths = [width for width in candidate_widths(geometry.embed, 16) if width <= geometry.embed]
     costs = [row for width in widths for row in listed(width / geometry.embed, width)]
     return some_tables.table(costs, base=base)
 
