@@ -1,7 +1,7 @@
 """Build a TensorRT engine, here on the board: an engine runs only on the GPU and the TensorRT that it was built with.
 
 One path for TensorRT 8.5 to 11: where a release can take types from the file, it does (a strongly typed network, from
-an fp16 file); where it cannot, it is allowed fp16, and told which layers to keep in fp32.
+an fp16 file); where it cannot, it is allowed fp16, and given the layers to keep in fp32.
 """
 
 from __future__ import annotations

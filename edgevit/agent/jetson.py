@@ -197,7 +197,7 @@ def cpufreq(root: str) -> dict[str, str]:
 
 
 def clocks(root: str) -> Dict[str, Optional[ClockReading]]:
-    """Return the clocks of "gpu" (None if not told) and of each core."""
+    """Return the clocks of "gpu" (None if unknown) and of each core."""
     gpu = gpu_devfreq(root)
     clocks = {"gpu": _clock(gpu, "{}_freq", "governor", 1000) if gpu else None}
     for core, folder in cpufreq(root).items():

@@ -35,7 +35,7 @@ from .methods import method_named, reply
 from .runners import RunnerError
 
 _POLL_S = (0.02, 0.5)  # at first and at last: a board that measures is not to be disturbed
-_REPEAT_S = 5.0  # the last progress is told again after this time, as a sign of life
+_REPEAT_S = 5.0  # the last progress is sent again after this time, as a sign of life
 _TAIL_LINES = 5  # of a job's stderr, shown when it died
 _GENTLY_S = 20.0  # that a cancelled job has to put the board back as it was
 _HARD_S = 5.0
@@ -62,7 +62,7 @@ def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], ow
                 os.makedirs(_folder(job))
                 _write_whole(_path(job, "request.json"), request)
                 _spawn(job)
-            except OSError:  # a full disk: what is left of it would be told as a job that died
+            except OSError:  # a full disk: what is left of it would look like a job that died
                 _remove(job)
                 raise
         return {"state": state, "message": message, "owner": _owner(job)}

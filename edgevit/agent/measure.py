@@ -1,9 +1,9 @@
 """The one place that times an inference.
 
-Load, first inference and warm inference are three regimes, and are told apart. Loading reads a file that is already in
-the page cache and excludes importing the runtime. The first inference allocates and, on a GPU, compiles. Then, after a
-warm-up, come the samples: a monotonic clock around each call, and nothing else between its two readings. Meters are
-read and progress is told between inferences, a few times a second; no thread competes with what is measured, and the
+Load, first inference and warm inference are measured separately. Loading reads a file that is already in the page cache
+and excludes importing the runtime. The first inference allocates and, on a GPU, compiles. Then, after a warm-up, come
+the samples: a monotonic clock around each call, and nothing else between its two readings. Meters are
+read and progress is sent between inferences, a few times a second; no thread competes with what is measured, and the
 time they take is left out of the window. With several streams there is no moment between inferences: there one is made,
 by letting all of them finish what they have begun.
 """

@@ -1,8 +1,8 @@
 """Power: which meter reads it, and what all of them write down.
 
 A meter of power is a file in `meters/` that also has `why_not(root)`: None where it can read power, or what is missing.
-What it reads from may take its time to start, as a program does: so it is entered before the warm-up, lest the GPU idle
-and its clocks fall between that and the window, and is told when the window begins.
+A meter may take time to start, as a program does. So it is entered before the warm-up, or else the GPU would idle and
+its clocks fall before the window; and it is called when the window begins.
 """
 
 from __future__ import annotations

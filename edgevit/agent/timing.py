@@ -56,7 +56,7 @@ class TimingCache:
 def find_timing_cache(
     trt: Any, capability: str | None, power_mode: str | None, remarks: list[str]
 ) -> TimingCache | None:
-    """Read the cache of this TensorRT, GPU and power mode; None where the GPU cannot be told."""
+    """Read the cache of this TensorRT, GPU and power mode; None where the GPU is unknown."""
     if capability is None:
         remarks.append("no timing cache: the kind of GPU is not known; see `edgevit board`")
         return None

@@ -70,7 +70,7 @@ app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, add_completion=
 LONGEST_MESSAGE, LONGEST_REASON = 4000, 200  # characters: names of files and classes may have any length
 _ALLOCATION = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)  # as torch says it
 _MORE_MEMORY = "make more memory available (`free -h`, `ulimit -v`)"
-STOPPED = 130  # what a shell expects of a program that Ctrl-C ended; SIGTERM is told apart by nobody
+STOPPED = 130  # what a shell expects of a program that Ctrl-C ended; SIGTERM ends with the same
 
 
 def _version(is_on: bool) -> None:

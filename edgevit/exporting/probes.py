@@ -27,7 +27,7 @@ class Labelled:
 def read_features(
     predict: Callable[[Tensor], Tensor], images: Split, batch_size: int, workers: int, seen: Callable[[int], None]
 ) -> Labelled:
-    """Compute the features of images; tokens are averaged. `seen` is told the number of images done.
+    """Compute the features of images; tokens are averaged. `seen` is called with the number of images done.
 
     Raises:
         ModelError: a feature is not finite.

@@ -40,7 +40,7 @@ T = TypeVar("T")
 _LINES = ".jsonl"
 _BEGINS = (b'{"batch"', b'{"schema"')  # lines of runs, whose keys are sorted, and of profiled layers
 _NEAR = 16  # bytes
-_FOREIGN = 1000  # lines, after which a file that nobody asked for and that has none of ours is read no further
+_FOREIGN = 1000  # lines; a file that is not named explicitly and has no run in so many is read no further
 _READER = Reader(RunsError, hint="remove the line if it was cut off")
 _PLANS = (".yaml", ".yml")  # of a fleet, or of many derivations
 _TABLES = (RESULTS[0], SWEEP, JOB)
@@ -295,7 +295,7 @@ def _take_jobs(evidence: Evidence, file: Path) -> None:
     table = evidence.read(file, lambda: TABLE_KIND.read(file))
     for row in table.rows if table is not None else ():
         if row.state == "failed":
-            evidence.skip(f"{file}, job {row.job}", f"failed: {row.error or 'nobody knows why'}")
+            evidence.skip(f"{file}, job {row.job}", f"failed: {row.error or 'unknown error'}")
         elif row.state == "done" and not any(at.is_dir() for at in (Path(row.out), file.parent / Path(row.out).name)):
             evidence.skip(f"{file}, job {row.job}", f"its folder {row.out} is gone")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PAGE = Path("report.html")
 _STANDARD_OUTPUT = Path("-")
-# What stands near the beginning of each: a file without it is somebody else's, and is not overwritten.
+# A text near the beginning of each format. A file without it was not written by `report`, and is not overwritten.
 MARKS: dict[Format, str] = {
     "html": '<meta name="generator" content="edgevit',
     "md": "<!-- edgevit report",

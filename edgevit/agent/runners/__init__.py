@@ -107,7 +107,7 @@ def option_types(name: str) -> Dict[str, str]:
 
 @contextmanager
 def open_shared(runner: ModuleType, model: str, batch: int, options: Dict[str, Any], label: str) -> Iterator[Loaded]:
-    """Open one of several models of a process; what is wrong with it is told with its label.
+    """Open one of several models of a process; an error names its label.
 
     Raises:
         AloneError, RunnerError: as their names say.

@@ -49,9 +49,9 @@ def base(name: str | Path | BaseRequest | None = None, *, progress: Progress | N
     """Write a base as the model folder `out`: all its outputs, or with `classes` those alone, as a derived model's.
 
     The names of outputs are those of `base_classes`, of a model folder that is given for `name`, or, where `data` has
-    a class for every output, of the data; with `classes`, also ImageNet's. On images of `data` it is seen that the base
-    knows its classes and is right on no more of them with other preprocessing, as `edgevit.derive` does; to a base
-    without a classifier a linear head is fitted. Without `data` such a base is written as it is.
+    a class for every output, of the data; with `classes`, also ImageNet's. Images of `data` check that the base
+    knows its classes, and that no other preprocessing makes it more accurate, as in `edgevit.derive`. A base without a
+    classifier gets a linear head, fitted to these images; without `data` it is written as it is.
 
     Args:
         name: a timm name, a model folder, or a whole request.
