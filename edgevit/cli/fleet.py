@@ -56,10 +56,9 @@ def main(
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
 ) -> int:
-    """Derive, export, build, check and measure all models of one plan. The same command continues an interrupted
-    run.
+    """Derive, export, build, check and measure all models of one plan.
 
-    Begin with: edgevit fleet --example > plan.yaml
+    Begin with: edgevit fleet --example > plan.yaml. The same command continues an interrupted run.
 
     Exit code 0: all is done and all gates hold. 3: all is done, and a gate does not hold.
     """
