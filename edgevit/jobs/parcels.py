@@ -12,17 +12,19 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, ZipInfo
 
 from edgevit.errors import JobsError
-from edgevit.records.lock import in_turn
+from edgevit.records.lock import in_turn, in_use, is_held
 from edgevit.records.writing import cache_folder, file_sha256, new_folder, writing
 
 LARGEST_BYTES = 10**9  # of an input that is sent
+INPUTS_BYTES = 20 * 10**9  # of the inputs that a node keeps
+SHA256_DIGITS = 64  # of the name of an input's folder
 SENT = "sent"  # folder of the cache with inputs and the folders of jobs
 
 
@@ -116,11 +118,12 @@ def job_folder(home: str, job: str) -> Path:
     return cache_folder(SENT) / "jobs" / hashlib.sha256(home.encode()).hexdigest()[:16] / job
 
 
-def place_input(received: Input, folder: Path, home: str, node: str, get: Any) -> None:
+def place_input(received: Input, folder: Path, home: str, node: str, get: Any, used: ExitStack) -> None:
     """Make an input appear in the folder of a job; one that is too large has to lie where it lies at home.
 
     Args:
         get: gives the packed content of a reference.
+        used: keeps the input from being removed until it is closed.
 
     Raises:
         JobsError: it is too large to be sent, and is not there.
@@ -144,11 +147,27 @@ def place_input(received: Input, folder: Path, home: str, node: str, get: Any) -
                 if not store.exists():
                     with new_folder(store) as temporary, ZipFile(io.BytesIO(get(received.content))) as packed:
                         packed.extractall(temporary)
+                used.enter_context(in_use(store))
+                os.utime(store)
+            with suppress(FileNotFoundError):  # another process removes them, too
+                _trim(store.parent)
         source = store / received.path
     with writing(target):
         target.unlink(missing_ok=True)  # of an earlier try
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(source)
+
+
+def _trim(folder: Path) -> None:
+    """Remove the least recently used inputs beyond the limit, but none that a job uses."""
+    stores = [path for path in folder.iterdir() if len(path.name) == SHA256_DIGITS]
+    total = 0
+    for store in sorted(stores, key=lambda path: -path.stat().st_mtime):
+        total += input_bytes(str(store))
+        if total > INPUTS_BYTES:
+            with in_turn(store.with_suffix(".lock")):
+                if is_held(store) is False:
+                    shutil.rmtree(store)
 
 
 def place_outputs(outputs: Outputs, folder: Path) -> None:

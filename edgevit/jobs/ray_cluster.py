@@ -51,6 +51,8 @@ from edgevit.version import written_by
 P = TypeVar("P")
 R = TypeVar("R")
 Piece = tuple[Job[Any, Any], Results]
+CONNECT_S = 10.0
+FAULT = "a fault of edgevit, please report it: "
 KILLED = Died(-9)  # the end of a task whose process or node is gone
 
 
@@ -93,11 +95,13 @@ class _Cluster:
             self._ray: Any = import_module("ray")
         except ImportError as error:
             raise OptionError("--ray needs Ray: pip install 'edgevit[fleet]'") from error
+        _refuse_silent(address)
         try:
             self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
         except (ConnectionError, ValueError, RuntimeError) as error:
             if "ersion mismatch" in str(error):  # of Ray or Python, each named
-                raise OptionError(f"the Ray cluster at {address}: {' '.join(str(error).split())}") from error
+                text = f"{' '.join(str(error).split()).rstrip('.')}; install the same of both on all nodes"
+                raise OptionError(f"the Ray cluster at {address}: {text}") from error
             reason = str(error).partition("\n")[0]
             raise OptionError(f"no Ray cluster at {address}: {reason}; start one with `ray start --head`") from error
         self.workers = max(int(self._ray.cluster_resources().get("CPU", 1)) // threads, 1)
@@ -108,24 +112,41 @@ class _Cluster:
         self._pieces: dict[Any, Piece] = {}
         self._ended: list[tuple[Piece, Any]] = []  # that no node has to do anything for
         self._full: dict[str, set[str]] = defaultdict(set)  # nodes whose disk was full for a job, by its name
-        self._blind = self._nodes_that_do_not_see_the_folder()
+        try:
+            self._blind = self._nodes_that_do_not_see_the_folder(address)
+        except BaseException:
+            self._ray.shutdown()
+            raise
         self._sent: dict[str, Input] = {}  # by path
         self._outputs: dict[Any, Outputs] = {}  # by task
         self._locks: dict[Any, ExitStack] = {}
         self._entries: dict[str, list[tuple[tuple[str, ...], Any]]] = defaultdict(list)  # by `Job.shares`
         self._new_entries: dict[Any, Any] = {}  # references to the entries that a task makes
 
-    def _nodes_that_do_not_see_the_folder(self) -> list[str]:
+    def _nodes_that_do_not_see_the_folder(self, address: str) -> list[str]:
+        """The names of nodes; raise OptionError if one has another edgevit, or none."""
         with ExitStack() as stack:
-            try:
+            path = ""
+            with suppress(OSError):
                 probe = stack.enter_context(NamedTemporaryFile(prefix=".edgevit-", dir="."))
-            except OSError:
-                return []
-            look = self._ray.remote(_blind_node)
-            path = str(Path(probe.name).absolute())
-            nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
-            looks = [look.options(num_cpus=0, scheduling_strategy=self._on(node)).remote(path) for node in nodes]
-            return [name for name in map(self._result, looks) if isinstance(name, str) and name]
+                path = str(Path(probe.name).absolute())
+            look = self._ray.remote(_look)
+            alive = {node["NodeID"]: node["NodeManagerHostname"] for node in self._ray.nodes() if node["Alive"]}
+            looks = [look.options(num_cpus=0, scheduling_strategy=self._on(node)).remote(path) for node in alive]
+            answers = [(name, self._result(task)) for name, task in zip(alive.values(), looks, strict=True)]
+        blind = []
+        for name, answer in answers:
+            if isinstance(answer, JobsError):  # it cannot import what was sent
+                reason = str(answer).removeprefix(FAULT)
+                text = f"{name} cannot load this edgevit ({reason}); install {written_by()} on all nodes"
+                raise OptionError(f"the Ray cluster at {address}: {text}")
+            if answer == KILLED:
+                continue  # the node is lost meanwhile
+            found, sees = answer
+            if other := _other_version(name, found, written_by()):
+                raise OptionError(f"the Ray cluster at {address}: {other}")
+            blind += [] if sees else [name]
+        return blind
 
     def _on(self, node: str) -> Any:
         """The wish to run on a node."""
@@ -242,11 +263,22 @@ class _Cluster:
         except errors.TaskUnschedulableError:  # the node that it was to run on is gone
             return KILLED
         except errors.RayTaskError as error:
-            return JobsError(f"a fault of edgevit, please report it: {str(error).strip().splitlines()[-1]}")
+            return JobsError(f"{FAULT}{str(error).strip().splitlines()[-1]}")
 
 
 class _Busy(JobsError):
     """Another command does a job."""
+
+
+def _refuse_silent(address: str) -> None:
+    """Raise OptionError if nobody listens at an address; Ray itself would try for ten minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # a word such as auto
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+    except OSError as error:
+        raise OptionError(f"no Ray cluster at {address}: {error}; start one with `ray start --head`") from error
 
 
 def _refuse_outside(outputs: Sequence[str], node: str) -> None:
@@ -261,21 +293,28 @@ def _refuse_outside(outputs: Sequence[str], node: str) -> None:
 # -- on a node ---------------------------------------------------------------------------------------------------------
 
 
-def _blind_node(path: str) -> str:
-    """The name of this node if it does not see a path; empty: it does."""
-    return "" if os.path.exists(path) else socket.gethostname()
+def _look(path: str) -> tuple[str, bool]:
+    """The edgevit of this node, and whether it sees a path."""
+    return written_by(), not path or os.path.exists(path)
+
+
+def _other_version(node: str, found: str, version: str) -> str:
+    """What is wrong with the edgevit of a node; empty: it is that of the command."""
+    if found == version:
+        return ""
+    return f"{node} has edgevit {found}, and the command {version}; install the same on all nodes"
 
 
 def _on_node(folder: str, version: str, threads: int, piece: Piece, parcel: _Parcel | None = None) -> tuple[Any, Any]:
     """Do a piece on a node of the cluster; give its result, and the entries of the content cache that it made."""
     node = socket.gethostname()
-    if version != written_by():
-        text = f"{node} has edgevit {written_by()}, and the command {version}; install the same on all nodes"
-        return JobsError(text), None
+    if other := _other_version(node, written_by(), version):  # of a node that came later
+        return JobsError(other), None
     torch.set_num_threads(threads)
     try:
         if parcel is not None:
-            return _away(piece, parcel, node)
+            with ExitStack() as used:
+                return _away(piece, parcel, node, used)
         if not os.path.isdir(folder):
             return JobsError(f"{node} does not see {folder}; start the command in a folder that all nodes see"), None
         os.chdir(folder)
@@ -298,13 +337,13 @@ def _node_id() -> str:
     return str(import_module("ray").get_runtime_context().get_node_id())
 
 
-def _away(piece: Piece, parcel: _Parcel, node: str) -> tuple[Any, Any]:
+def _away(piece: Piece, parcel: _Parcel, node: str, used: ExitStack) -> tuple[Any, Any]:
     """Do a piece without the folder of the command."""
     folder, get = job_folder(parcel.home, piece[0].name), import_module("ray").get
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for received in parcel.inputs:
-        place_input(received, folder, parcel.home.partition(":")[2], node, get)
+        place_input(received, folder, parcel.home.partition(":")[2], node, get, used)
     place_outputs(parcel.outputs, folder)
     _take_entries(parcel.entries, get)
     before = {entry.file.name for entry in entries(derivations_folder())}

@@ -7,7 +7,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgevit.errors import EdgeVitError
@@ -46,6 +46,18 @@ def alone_in(folder: Path, busy: EdgeVitError) -> Iterator[None]:
             raise
         os.close(handle)
     try:
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Hold an existing folder until the block or the process ends; several may, and `is_held` is true meanwhile."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # of a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_SH)
         yield
     finally:
         os.close(handle)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -69,10 +71,39 @@ def test_an_input_is_unpacked_once_and_appears_in_the_folder_of_each_job(
 
     for job in ("a", "b"):
         given = Input("photos", 5, "0" * 64, "reference")
-        parcels.place_input(given, tmp_path / job, str(home), "node2", get)
-        parcels.place_input(Input("photos/cat", 5, "1" * 64, "no"), tmp_path / job, str(home), "node2", lambda _: b"")
+        of_photos = Input("photos/cat", 5, "1" * 64, "no")
+        with ExitStack() as used:
+            parcels.place_input(given, tmp_path / job, str(home), "node2", get, used)
+            parcels.place_input(of_photos, tmp_path / job, str(home), "node2", lambda _: b"", used)
         assert (tmp_path / job / "photos/cat/0.png").read_bytes() == b"a cat"
     assert gets == ["reference"]
+
+
+def test_inputs_beyond_a_limit_are_removed_the_least_recently_used_first_but_none_that_a_job_uses(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(parcels, "INPUTS_BYTES", 10)
+    inputs = tmp_path / "cache/edgevit/sent/inputs"
+
+    def place(name: str, used: ExitStack) -> None:
+        (home / name).write_bytes(b"12345")
+        given = Input(name, 5, name * 64, parcels.packed_input(name))
+        parcels.place_input(given, tmp_path / "job", str(home), "node2", bytes, used)
+        os.utime(inputs / (name * 64), (now := len(list(inputs.iterdir())), now))  # one after another
+
+    def placed() -> str:
+        return "".join(sorted(path.name[0] for path in inputs.iterdir() if path.is_dir()))
+
+    with ExitStack() as running:
+        place("a", running)
+        for name in "bcd":
+            with ExitStack() as used:
+                place(name, used)
+        assert placed() == "acd", "a job uses a, the oldest"
+    with ExitStack() as used:
+        place("e", used)
+    assert placed() == "de"
 
 
 def test_an_input_that_is_too_large_is_the_nodes_own_or_is_refused_with_its_path_and_the_node(
@@ -84,12 +115,12 @@ def test_an_input_that_is_too_large_is_the_nodes_own_or_is_refused_with_its_path
         (home / f"photos/{number}.png").write_bytes(b"12")
     assert 3 < parcels.input_bytes("photos") < 18, "it is not counted to the end"
     given = Input("photos", 4)
-    parcels.place_input(given, tmp_path / "job", str(home), "node2", None)
+    parcels.place_input(given, tmp_path / "job", str(home), "node2", None, ExitStack())
     assert len(list((tmp_path / "job/photos").iterdir())) == 9
     with pytest.raises(
         JobsError, match=r"node2 does not see /gone/photos, which has more than the .* GB that are sent"
     ):
-        parcels.place_input(given, tmp_path / "job2", "/gone", "node2", None)
+        parcels.place_input(given, tmp_path / "job2", "/gone", "node2", None, ExitStack())
 
 
 def test_files_that_cannot_be_written_are_an_error_with_the_path(home: Path, tmp_path: Path) -> None:

@@ -143,11 +143,13 @@ def test_a_budget_is_met_by_engines_in_int8(
 ) -> None:  # fmt: skip
     """Weights of INT8 are half as large, and so is nearly the time of an engine on this board."""
     monkeypatch.setattr(builder, "TIMED_S", 0.2)
-    tensorrt = {"STANDIN_TENSORRT": "10.3.0", "STANDIN_TENSORRT_NS_PER_BYTE": 5}
+    few = partial(builder.Conditions, samples=15, warmup=2, warmup_seconds=0.05)
+    monkeypatch.setattr(builder, "Conditions", few)
+    tensorrt = {"STANDIN_TENSORRT": "10.3.0", "STANDIN_TENSORRT_NS_PER_BYTE": 10}
     server = sshd(EDGEVIT_BOARD_ROOT=board_tree(NX), PYTHONPATH=STANDINS, **tensorrt)
     target = MeasurementTarget(board=server.host, ssh_config=server.config, precision="int8")
     fill(small_vit(embed_dim=WIDE), probe(target, Silent()), None)
-    command = [*command, "--model-arg", f"embed_dim={WIDE}", "--ms", 5, "--run-precision", "int8"]
+    command = [*command, "--model-arg", f"embed_dim={WIDE}", "--ms", 10, "--run-precision", "int8"]
     write_checkpoint(tmp_path, embed_dim=WIDE)
     done = edgevit_main(*command, "--board", server.host, "--ssh-config", server.config)
     assert done.code in (0, 3), done.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from edgevit.jobs.fleet.plan import HourPrices, Stage
 from edgevit.jobs.fleet.states import JobState
 
 HEAD = ("stage", "jobs", "hours", "processor hours", "GPU hours")  # of `StageCost.cells`
-BOARD_HEAD = ("board", "minutes", "of these engines", "of these benches")
+BOARD_HEAD = ("board", "minutes", "of these engines", "of these benches", "idle while a job waited")
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,12 @@ class BoardCost:
     minutes: float
     engine_minutes: float
     bench_minutes: float
+    idle_minutes: float  # without a job while one was ready for it and another job of the plan ran
     dollars: float | None
 
     def cells(self) -> tuple[str, ...]:
         """The board as a row of a table."""
-        numbers = (self.minutes, self.engine_minutes, self.bench_minutes)
+        numbers = (self.minutes, self.engine_minutes, self.bench_minutes, self.idle_minutes)
         return (self.board, *map(_digits, numbers), *_money(self.dollars))
 
 
@@ -96,7 +98,40 @@ def _board_cost(board: str, states: Sequence[JobState], prices: Mapping[str, flo
         return sum(s.seconds or 0 for s in states if s.board == board and (not stages or s.stage in stages)) / 60
 
     dollars = prices.get("board", 0) * minutes() / 60 if prices else None
-    return BoardCost(board, minutes(), minutes("engine"), minutes("bench"), dollars)
+    idle = _idle_s(board, states) / 60
+    return BoardCost(board, minutes(), minutes("engine"), minutes("bench"), idle, dollars)
+
+
+def _idle_s(board: str, states: Sequence[JobState]) -> float:
+    """Seconds in which a board had no job, while one was ready for it and another job of the plan ran.
+
+    A job is ready when the last job that it needs has ended. Where nothing ran, no command worked on the plan.
+    """
+    spans = {s.job: (s.began, s.began + (s.seconds or 0)) for s in states if s.began is not None}
+    places = {s.place for s in states if s.board == board}
+    first = min((began for began, _ in spans.values()), default=0.0)
+    changes: list[tuple[float, str, int]] = []  # when, of which count, and by how much
+    for state in states:
+        if (span := spans.get(state.job)) is None:
+            continue
+        changes += _change("runs", *span)
+        if state.board == board:
+            changes += _change("on the board", *span)
+        if state.place in places:
+            ready = max((spans[name][1] for name in state.needs if name in spans), default=first)
+            changes += _change("ready", ready, span[0])
+    counts: Counter[str] = Counter()
+    idle = before = 0.0
+    for at, name, change in sorted(changes):
+        if counts["ready"] > 0 and counts["runs"] > 0 and not counts["on the board"]:
+            idle += at - before
+        counts[name] += change
+        before = at
+    return idle
+
+
+def _change(name: str, begin: float, end: float) -> list[tuple[float, str, int]]:
+    return [(begin, name, 1), (end, name, -1)] if end > begin else []
 
 
 def _digits(value: float) -> str:

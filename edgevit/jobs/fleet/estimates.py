@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,15 +63,31 @@ def memory_of(derivation: DeriveJob, size: BaseSize) -> int:
     return PROCESS_BYTES + 4 * (TRAINED_COPIES * size.params + batch_size * size.kept)
 
 
+@dataclass(frozen=True)
+class Kind:
+    """Jobs that take about the same time."""
+
+    names: tuple[str, ...]
+    method: str
+    measures: bool  # for other derivations
+
+    @property
+    def other(self) -> Kind:
+        """The same but for what is measured."""
+        return replace(self, measures=not self.measures)
+
+
 class TimeLeft:
     """The time that is left, from the seconds of jobs of the same kind that have ended.
 
     The rest of the plan is simulated with the queue that does it: so boards and the end, when some workers have nothing
-    left to do, are taken into account.
+    left to do, are taken into account. The first derivation of a task from a base measures what the others find in the
+    cache, and may take twice as long as they: it is a kind of its own.
 
     Args:
         order: all jobs in the order in which they are done.
         done: records of those that were done before.
+        earlier: these jobs.
         work: MACs of the derivations, by their names.
     """
 
@@ -82,20 +98,24 @@ class TimeLeft:
         work: Mapping[str, float],
         workers: int,
         *,
+        earlier: Sequence[FleetJob] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._due = {job.name: job for job in order}
         self._done, self._work, self._workers, self._clock = dict(done), work, workers, clock
-        # In ascending order, for their median: the first job of a worker takes longer than the others, as it imports.
-        self._seconds: dict[tuple[str, ...], list[float]] = defaultdict(list)  # by kind
+        derivations = [job.derivation for job in (*earlier, *(job.record for job in order)) if job.stage == "derive"]
+        self._measuring = {derivation.name for derivation in first_of_each(derivations, _measured)}
+        self._seconds: dict[Kind, list[float]] = defaultdict(list)  # in ascending order, for their median
         self._each: dict[str, list[float]] = defaultdict(list)  # seconds of a MAC, or of a job, by stage
         self._since: dict[str, float] = {}  # when the jobs that run began
         self._began = clock()
         self._known: tuple[float, float, float] | None = None  # when it was estimated, how long that took, what is left
+        for job in earlier:
+            self._learn(job, done[job.name].seconds)
 
-    def learn(self, job: FleetJob, seconds: float) -> None:
+    def _learn(self, job: FleetJob, seconds: float) -> None:
         """Take note of how long a job took."""
-        insort(self._seconds[_kind(job)], seconds)
+        insort(self._seconds[self._kind(job)], seconds)
         insort(self._each[job.stage], seconds / self._work_of(job))
 
     def begin(self, name: str) -> None:
@@ -112,7 +132,7 @@ class TimeLeft:
         del self._due[job.name]
         if isinstance(result, JobRecord):
             self._done[job.name] = result
-            self.learn(job, result.seconds)
+            self._learn(job, result.seconds)
 
     def left_s(self) -> float | None:
         """Seconds until all is done; None: nothing has ended yet."""
@@ -144,12 +164,24 @@ class TimeLeft:
         return max(usual - passed, 0.1 * usual)
 
     def _usual_s(self, job: FleetJob) -> float:
-        if seconds := self._seconds.get(_kind(job)):
+        kind = self._kind(job)
+        if seconds := self._seconds.get(kind):
             return _median(seconds)
+        if seconds := self._seconds.get(kind.other):
+            return _median(seconds) * (self._ratio() if kind.measures else 1 / self._ratio())
         if each := self._each.get(job.stage):  # of another base, method or board
             return self._work_of(job) * _median(each)
         every = [value for seconds in self._seconds.values() for value in seconds]
         return UNSEEN_S.get(job.stage, sum(every) / len(every))
+
+    def _ratio(self) -> float:
+        """How many times as long as others a derivation takes that measures; 1 until both were seen of some base."""
+        pairs = ((seconds, self._seconds.get(kind.other)) for kind, seconds in self._seconds.items() if kind.measures)
+        return _median(sorted(_median(of) / max(_median(others), 0.01) for of, others in pairs if others) or [1.0])
+
+    def _kind(self, job: FleetJob) -> Kind:
+        names = job.stage, job.place, *(str(job.derivation.arguments.get(key)) for key in ("base", "checkpoint"))
+        return Kind(names, job.derivation.method, job.stage == "derive" and job.name in self._measuring)
 
     def _work_of(self, job: FleetJob) -> float:
         return self._work.get(job.name, 1.0) if job.stage == "derive" else 1.0
@@ -159,6 +191,14 @@ def _median(ascending: Sequence[float]) -> float:
     return (ascending[(len(ascending) - 1) // 2] + ascending[len(ascending) // 2]) / 2
 
 
-def _kind(job: FleetJob) -> tuple[str, ...]:
-    derivation = job.derivation
-    return job.stage, job.place, *(str(derivation.arguments.get(name)) for name in ("base", "checkpoint", "method"))
+def _measured(derivation: DeriveJob) -> tuple[str, ...]:
+    """What is measured once for all derivations that are alike in it."""
+    return *(str(derivation.arguments.get(key)) for key in ("base", "checkpoint")), derivation.task, derivation.method
+
+
+def first_of_each(derivations: Iterable[DeriveJob], key: Callable[[DeriveJob], object]) -> list[DeriveJob]:
+    """The first of the derivations that are alike in a key."""
+    firsts: dict[object, DeriveJob] = {}
+    for derivation in derivations:
+        firsts.setdefault(key(derivation), derivation)
+    return list(firsts.values())

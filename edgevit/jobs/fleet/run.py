@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from edgevit.derivation.feasibility import Target
 from edgevit.derivation.method import find_method, refuse_training
 from edgevit.derivation.request import DeriveRequest
 from edgevit.errors import EdgeVitError, Interrupted, JobsError, OptionError, OutputError
-from edgevit.jobs.fleet.estimates import BaseSize, TimeLeft, memory_of, size_of, work_of
+from edgevit.jobs.fleet.estimates import BaseSize, TimeLeft, first_of_each, memory_of, size_of, work_of
 from edgevit.jobs.fleet.plan import FleetJob, FleetPlan, on_host, read_plan
 from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.stages import carry_out, first_board
@@ -101,20 +101,15 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
     workers = usual_workers(plan) if workers is None else workers
     check_number("--workers", workers, COUNT)
     threads = max(min(plan.layout.threads, (os.cpu_count() or 1) // workers), 1)
-    turns = _turns(due, workers)
-    ordered = sorted(due, key=lambda job: (RANKS[job.stage], -work.get(job.name, 0), turns.get(job.name, 0)))
     tasks = [
         Job(
             job.name, job, carry_out, job.needs, job.place, _boards(job), on_host,
             memory_of(job.derivation, sizes[_base_of(job.derivation)]) if job.name in work else 0, _inputs(job),
             _outputs(job), _base_of(job.derivation) if job.stage == "derive" else "",
         )
-        for job in ordered
+        for job in in_order(due, work, workers)
     ]  # fmt: skip
-    time_left = TimeLeft(tasks, done, work, workers)
-    for earlier in jobs:
-        if earlier.name in done:
-            time_left.learn(earlier, done[earlier.name].seconds)
+    time_left = TimeLeft(tasks, done, work, workers, earlier=[job for job in jobs if job.name in done])
     if request.ray is None:
         memory = read_bytes("/", "proc/meminfo", "MemAvailable")
         events = run_in_processes(tasks, done, workers=workers, threads=threads, memory_bytes=memory)
@@ -146,14 +141,21 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
     return failed
 
 
-def _turns(jobs: Sequence[FleetJob], workers: int) -> dict[str, int]:
-    """Turns of derivations, by which workers measure different tasks first, and do not wait for one another."""
+def in_order(jobs: Sequence[FleetJob], work: Mapping[str, float], workers: int) -> list[FleetJob]:
+    """Put jobs in the order in which they begin if they can: what ends a model first, then derivations by their `work`.
+
+    Of derivations with as much work, workers first do different tasks, and do not wait for one another's measurements.
+    One of each base and method begins before all others, as what it takes tells how long the others will.
+    """
     by_base: dict[str, list[DeriveJob]] = defaultdict(list)
     for job in jobs:
         if job.stage == "derive":
             by_base[_base_of(job.derivation)].append(job.derivation)
-    ordered = (derivation for of_base in by_base.values() for derivation in tasks_side_by_side(of_base, workers))
-    return {derivation.name: turn for turn, derivation in enumerate(ordered)}
+    in_turns = [derivation for of_base in by_base.values() for derivation in tasks_side_by_side(of_base, workers)]
+    longest_first = sorted(in_turns, key=lambda derivation: -work.get(derivation.name, 0))
+    samples = {derivation.name for derivation in first_of_each(longest_first, _base_and_method)}
+    turns = {derivation.name: turn for turn, derivation in enumerate(longest_first)}
+    return sorted(jobs, key=lambda job: (RANKS[job.stage], job.name not in samples, turns.get(job.name, 0)))
 
 
 def _inputs(job: FleetJob) -> tuple[str, ...]:
@@ -210,6 +212,10 @@ def usual_workers(plan: FleetPlan) -> int:
 
 def _base_of(derivation: DeriveJob) -> str:
     return str([derivation.arguments.get(name) for name in ("base", "checkpoint", "model_args")])
+
+
+def _base_and_method(derivation: DeriveJob) -> tuple[str, str]:
+    return _base_of(derivation), derivation.method
 
 
 def refuse_impossible(derivations: Iterable[DeriveJob]) -> dict[str, BaseSize]:

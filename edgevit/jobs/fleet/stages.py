@@ -80,7 +80,9 @@ def _carried_out(job: FleetJob) -> JobRecord | Later | JobsError:
         except EdgeVitError as error:  # its runs cannot be read
             return JobsError(str(error))
     heard, meter = Heard(), _Meter()
-    record = JobRecord(job.name, job.sha256, "done", versions={"edgevit": written_by()}, board=_host(job))
+    record = JobRecord(
+        job.name, job.sha256, "done", versions={"edgevit": written_by()}, board=_host(job), began=time.time()
+    )  # fmt: skip
     try:
         if job.hosts and (difference := _difference(job)):
             return Later(difference, leaves_out=True)

@@ -32,6 +32,7 @@ class JobRecord:
     seconds: float = 0.0  # of its last try
     cpu_s: float = 0.0  # of all threads and processes of that
     gpu_s: float = 0.0  # seconds times GPUs that it used
+    began: float | None = None  # of its last try, in seconds since the epoch; None: it was not tried
     board: str | None = None  # host of the board that it was done on; None: on none
     gates: dict[str, State] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -55,7 +56,10 @@ class JobState:
     seconds: float | None = None
     cpu_s: float = 0.0
     gpu_s: float = 0.0
+    began: float | None = None  # seconds since the epoch
     board: str | None = None  # host of the board that did it
+    place: str = WORKER
+    needs: tuple[str, ...] = ()
     gates: dict[str, State] = field(default_factory=dict)
     waits_for_another: bool = False  # job, which the reason names
 
@@ -99,11 +103,11 @@ def _state(job: FleetJob, before: dict[str, JobState]) -> JobState:
     record = record_of(job)
     if record is not None and record.state == "done" and _has_result(job):
         gates = {gate: record.gates.get(gate, "not measured") for gate in job.gates}
-        return JobState(job.name, job.stage, "done", None, gates=gates, **_took(record))
+        return JobState(job.name, job.stage, "done", None, gates=gates, **_took(job, record))
     if is_held(job.folder):
         return JobState(job.name, job.stage, "running")
     if record is not None and record.state == "failed":
-        return JobState(job.name, job.stage, "failed", record.reason, **_took(record))
+        return JobState(job.name, job.stage, "failed", record.reason, **_took(job, record))
     reason = f"as {record.reason}" if record is not None and record.reason else TURN.get(job.place, f"for {job.place}")
     for name in job.needs:
         if (needed := before[name]).state != "done":
@@ -112,5 +116,6 @@ def _state(job: FleetJob, before: dict[str, JobState]) -> JobState:
     return JobState(job.name, job.stage, "waiting", reason)
 
 
-def _took(record: JobRecord) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in ("seconds", "cpu_s", "gpu_s", "board")}
+def _took(job: FleetJob, record: JobRecord) -> dict[str, Any]:
+    of_record = {name: getattr(record, name) for name in ("seconds", "cpu_s", "gpu_s", "began", "board")}
+    return {**of_record, "place": job.place, "needs": job.needs}

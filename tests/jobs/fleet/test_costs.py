@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,8 +34,8 @@ def test_hours_are_added_by_stage_and_by_board_and_multiplied_by_the_prices_of_t
         ("bench", 2, 420 / 3600),
     ]
     assert cost.boards == (
-        BoardCost("orin1", 15, 10, 5, pytest.approx(1.5)),
-        BoardCost("orin2", 2, 0, 2, pytest.approx(0.2)),
+        BoardCost("orin1", 15, 10, 5, 0, pytest.approx(1.5)),
+        BoardCost("orin2", 2, 0, 2, 0, pytest.approx(0.2)),
     )
     assert cost.dollars == pytest.approx(1.25 + 1.7 + 0.1 * 108 / 3600)
     assert cost.text() == (
@@ -42,7 +43,27 @@ def test_hours_are_added_by_stage_and_by_board_and_multiplied_by_the_prices_of_t
         "0.1 of a processor hour and 2 of a GPU hour and 6 of a board hour"
     )
     head, rows = cost.tables()[1]
-    assert head[-1] == "dollars" and rows[0] == ("orin1", "15.00", "10.00", "5.00", "1.50")
+    assert head[-1] == "dollars" and rows[0] == ("orin1", "15.00", "10.00", "5.00", "0.00", "1.50")
+
+
+def test_a_board_is_idle_only_while_a_job_that_is_ready_waits_for_it_and_another_job_runs() -> None:
+    def job(name: str, began: float, seconds: float, *needs: str, board: str | None = None) -> JobState:
+        place = "" if board is None else "orins"
+        state = JobState(name, "derive", "done", seconds=seconds, began=began, board=board, place=place, needs=needs)
+        return replace(state, stage="derive" if board is None else "engine")
+
+    states = [
+        job("a", 100, 50),
+        job("b", 100, 80),
+        job("c", 150, 60),
+        job("a.engine", 150, 20, "a", board="orin1"),  # at once
+        job("b.engine", 190, 30, "b", board="orin1"),  # 10 s late; orin2 had nothing to do either
+        job("c.engine", 250, 10, "c", board="orin2"),  # 40 s late, of which a job ran for 10 s, on orin1
+    ]
+    costs = {cost.board: cost for cost in cost_of("out", states, HourPrices()).boards}
+    assert costs["orin1"].idle_minutes * 60 == pytest.approx(10)
+    assert costs["orin2"].idle_minutes * 60 == pytest.approx(20)
+    assert [len(row) for row in cost_of("out", states, HourPrices()).tables()[1][1]] == [5, 5]
 
 
 def test_without_prices_there_are_no_dollars_and_without_boards_no_table_of_boards() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import signal
 import socket
@@ -106,7 +107,7 @@ def twelve(folder: Path, steps: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_killed_leaves_what_the_same_command_ends_bit_identically_to_a_serial_run(
+def test_a_driver_that_is_stopped_or_killed_leaves_what_the_same_command_ends_bit_identically_to_a_serial_run(
     fleet_plan: Any, tmp_path: Path
 ) -> None:
     """12 derivations, 2 bases x 3 tasks x 2 budgets; only what was running is done twice."""
@@ -115,22 +116,29 @@ def test_a_driver_that_is_killed_leaves_what_the_same_command_ends_bit_identical
     assert all(state.holds for state in fleet(serial))
 
     file, out = fleet_plan(**changes, workers=2), tmp_path / "fleet"
-    program = Program("-m", "edgevit.cli", "fleet", file, new_session=True)
-    while len(list(out.glob(f"jobs/*/{RECORD}"))) < 10:
-        assert program.poll() is None, program.stderr
-        time.sleep(0.05)
-    program.send_signal(signal.SIGKILL)
-    program.wait()
-    time.sleep(1)  # its workers end by themselves
-    before = {name: stamp for name, stamp in stamps(out / "jobs").items() if name.endswith(RECORD)}
+
+    def records() -> dict[str, int]:
+        return {name: stamp for name, stamp in stamps(out / "jobs").items() if name.endswith(RECORD)}
+
+    before: dict[str, int] = {}
+    for stop, count in ((signal.SIGINT, 5), (signal.SIGKILL, 12)):
+        program = Program("-m", "edgevit.cli", "fleet", file, new_session=True)
+        until(lambda count=count: len(records()) >= count, program)  # type: ignore[misc]
+        os.killpg(program.pid, stop) if stop == signal.SIGINT else program.send_signal(stop)  # a terminal tells all
+        code = program.wait()
+        if stop == signal.SIGINT:
+            assert code == 130 and "stopped; the same command continues" in program.stderr, program.stderr
+        else:
+            time.sleep(1)  # its workers end by themselves
+        assert {name: records()[name] for name in before} == before, "nothing that was done is done again"
+        before = records()
     ended = Program("-m", "edgevit.cli", "fleet", file, "--json")
     while (code := ended.poll()) is None:  # minutes, where the machine is busy
         time.sleep(0.1)
     assert code == 0, ended.stderr
     states = json.loads(ended.stdout)["jobs"]
     assert len(states) == 36 and {state["state"] for state in states} == {"done"}
-    after = stamps(out / "jobs")
-    assert {name: after[name] for name in before} == before, "nothing that was done is done again"
+    assert {name: records()[name] for name in before} == before, "nothing that was done is done again"
     assert len(weights(out)) == 12 and weights(out) == weights(tmp_path / "serial")
 
 
@@ -141,13 +149,25 @@ def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("runner", ["processes", "ray"])
 def test_two_drivers_at_once_do_no_job_twice_and_their_workers_compute_no_statistics_twice(
-    fleet_plan: Any, counted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: str,
+    fleet_plan: Any,
+    counted: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    more: list[str] = []
+    if runner == "ray":
+        cluster = request.getfixturevalue("cluster")
+        cluster.add_node(num_cpus=1)
+        more = ["--ray", cluster.address]
     budgets = [{"name": "half", "rate": 0.5}, {"name": "less", "rate": 0.3}]
     file = fleet_plan(budgets=budgets, methods=None, boards=None)
-    for program in [Program(*counted_jobs.PROGRAM, "fleet", file) for _ in range(2)]:
+    for program in [Program(*counted_jobs.PROGRAM, "fleet", file, *more) for _ in range(2)]:
         assert program.wait() == 0, program.stderr
     derivations = [f"odd-tiny-{budget['name']}-forge" for budget in budgets]
     assert times_done() == dict.fromkeys([*derivations, *(f"{name}.export" for name in derivations)], 1)
