@@ -12,6 +12,7 @@ from small_base import ARGS, NAME
 
 from edgevit.jobs.fleet.estimates import PROCESS_BYTES, BaseSize, Kind, TimeLeft, memory_of, size_of, work_of
 from edgevit.jobs.fleet.plan import FleetJob, read_plan
+from edgevit.jobs.fleet.run import in_order
 from edgevit.jobs.fleet.states import JobRecord
 from edgevit.jobs.runners import Job, JobQueue
 from edgevit.network.checkpoint import network_without_weights
@@ -60,6 +61,28 @@ def estimates(
         left.append((now, estimate))
     assert time_left.percent() == 100
     return left, now
+
+
+# Processor seconds of derivation and export by task and budget, as such a plan of one base of six blocks took.
+RECORDED = {
+    "t0-half": (12.5, 5.24), "t1-half": (10.51, 5.18), "t2-half": (12.22, 4.22),
+    "t0-less": (7.67, 4.6), "t1-less": (6.7, 4.69), "t2-less": (8.42, 4.42),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("share", [0.5, 0.75])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_time_left_of_a_recorded_plan_is_right_within_a_third(fleet_plan: Any, workers: int, share: float) -> None:
+    """The first derivation of a task measures for the others, and takes 1.6 times as long."""
+    budgets = [{"name": "half", "rate": 0.5}, {"name": "less", "rate": 0.3}]
+    tasks = [{"name": f"t{number}", "classes": ["3", str(number)]} for number in range(3)]
+    jobs = read_plan(fleet_plan(tasks=tasks, budgets=budgets, methods=None, boards=None)).jobs
+    recorded = {
+        job.name: RECORDED[f"{job.derivation.task}-{job.derivation.budget}"][job.stage == "export"] for job in jobs
+    }
+    left, wall = estimates(in_order(jobs, {}, workers), {}, workers, recorded)
+    at, estimated = min(left, key=lambda pair: abs(pair[0] - share * wall))
+    assert abs(estimated - (wall - at)) < (wall - at) / 3, (estimated, wall - at)
 
 
 def test_before_anything_ended_nothing_is_said_and_another_base_takes_as_much_longer_as_it_has_macs(
