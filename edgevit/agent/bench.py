@@ -14,7 +14,7 @@ import time
 import uuid
 from dataclasses import asdict
 from time import perf_counter_ns
-from typing import IO, Any, Callable, Iterator, Sequence
+from typing import IO, Any, Callable, Dict, Iterator, Sequence
 
 from .__main__ import main
 from .control import controlled, own_command
@@ -29,13 +29,15 @@ _TAIL_LINES = 5  # of a measurement's stderr, shown when it dies
 # says nothing while it loads a model, for which a GPU may compile for many minutes.
 SILENCE_S = 3600.0
 
+_Request = Dict[str, Any]  # the fields of a `MeasurementRequest`, which the process that measures reads
+
 
 def bench(
     send: Send,
     root: str,
     *,
-    requests: Sequence[Sequence[dict[str, Any]]],
-    profiled: Sequence[dict[str, Any]] = (),
+    requests: Sequence[Sequence[_Request]],
+    profiled: Sequence[_Request] = (),
     idle_s: float = 0.0,
     power_mode: str | None = None,
     lock_clocks: bool = False,
@@ -77,7 +79,7 @@ def bench(
     return {"runs": runs, "profiles": profiles, "changed": changed, "failed": failed, "alone": alone}
 
 
-def _measure(root: str, requests: Sequence[dict[str, Any]], tell: Callable[[ProgressMessage], None]) -> Reply:
+def _measure(root: str, requests: Sequence[_Request], tell: Callable[[ProgressMessage], None]) -> Reply:
     """Measure a model, or several that alternate in one process or, where they cannot, one after the other.
 
     Return `runs`, and `alone`: why they could not; or an `error`.
@@ -96,7 +98,7 @@ def _measure(root: str, requests: Sequence[dict[str, Any]], tell: Callable[[Prog
     return {"result": {"runs": [answer["result"] for answer in answers], "alone": alone}}
 
 
-def _idle_power(root: str, request: dict[str, Any], seconds: float, report: Callable[..., None]) -> Power | None:
+def _idle_power(root: str, request: _Request, seconds: float, report: Callable[..., None]) -> Power | None:
     """Read the rails while nothing of ours runs."""
     meter = power_meter(root, request["power_meter"], request["total_rails"])
     if meter is None:
@@ -123,7 +125,7 @@ def _lines(stdout: IO[bytes]) -> Iterator[bytes]:
     raise TimeoutError
 
 
-def _ask(root: str, method: str, request: dict[str, Any], on_progress: Callable[[ProgressMessage], None]) -> Reply:
+def _ask(root: str, method: str, request: _Request, on_progress: Callable[[ProgressMessage], None]) -> Reply:
     """Make one measurement in another process of this very program; return its `result` or its `error`."""
     # A file for what it says: a pipe that nobody reads would fill up and stop it.
     with open_scratch() as stderr, subprocess.Popen(

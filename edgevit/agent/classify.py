@@ -12,7 +12,7 @@ import os
 import struct
 import time
 from contextlib import closing
-from typing import Any, BinaryIO, Iterator, Optional, Sequence
+from typing import BinaryIO, Iterator, Optional, Sequence
 
 from .cuda import Cuda, open_cuda
 from .execution import Engine, Execution, import_tensorrt, make_log, open_engine
@@ -69,7 +69,7 @@ def _batches(send: Send, runner: _Runner, file: BinaryIO, count: int, batch: int
             send({"progress": {"stage": "classify", "done": done / count}})
 
 
-def _rows(runner: _Runner, batches: Iterator[int], columns: Sequence[int]) -> dict[str, Any]:
+def _rows(runner: _Runner, batches: Iterator[int], columns: Sequence[int]) -> dict[str, object]:
     outputs: list[Sequence[float]] = []
     nonfinite = 0
     for images in batches:
@@ -79,7 +79,7 @@ def _rows(runner: _Runner, batches: Iterator[int], columns: Sequence[int]) -> di
     return {"rows": outputs, "nonfinite": nonfinite}
 
 
-def _write(runner: _Runner, batches: Iterator[int], images: str) -> dict[str, Any]:
+def _write(runner: _Runner, batches: Iterator[int], images: str) -> dict[str, object]:
     path, digest = f"{images}.outputs", hashlib.sha256()
     with replacing(path) as temporary, open(temporary, "wb") as file:
         for count in batches:

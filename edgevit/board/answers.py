@@ -1,14 +1,15 @@
 """The type of the answer to each call of the agent. Answers are checked here, once, when they arrive.
 
 A board may run a damaged agent. An answer of the wrong type raises an `AgentError` that names the board, the call and
-the field. Fields that are not declared here are passed on.
+the field. The result of a job is read as its record; the answer to another call stays a dict, as `agent.messages`
+declares it, and fields that are not declared here are passed on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from edgevit.agent.layers import Layer
@@ -140,6 +141,7 @@ class Built:
 @dataclass(frozen=True)
 class Classified:
     nonfinite: int
+    rows: Any = None  # of millions of figures, NaN among them: who asked for them checks them
 
 
 @dataclass(frozen=True)
@@ -161,11 +163,9 @@ class Trtexec:
     gpu_ms: Times
 
 
-_UNREAD = ("rows",)  # of millions of figures, NaN among them: who asked for them checks them
-
-ANSWERS: dict[str, Any] = {
+ANSWERS: Mapping[str, Any] = {
     **dict.fromkeys(MODULES, dict[str, Any]),  # of these nothing is read, or it is a record that is read elsewhere
-    "follow": Any,  # an `JobOutcome`, which is read where the job can be forgotten
+    "follow": JobOutcome,
     "hello": Hello,
     "size": Size,
     "offer": Offer,
@@ -179,21 +179,48 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-def read_answer(host: str, method: str, answer: Any, kind: Any = None) -> Any:
+def check_answer(host: str, method: str, answer: Any) -> Any:
     """Check that an answer has the type that `method` returns, and return it unchanged.
 
     Raises:
         AgentError: it has another type.
     """
-    expected, fields = kind or ANSWERS[method], answer
-    if isinstance(answer, dict):
-        if method == "build" and answer.get("refused") is not None:
-            expected = Refusal
-        if method == "classify" and "file" in answer:
-            expected = OutputsFile
-        fields = {name: value for name, value in answer.items() if name not in _UNREAD}
-    READER.checked(fields, expected, f"the answer of {host} to {method!r}")
+    if method != "follow":  # an outcome is read where its job can be forgotten
+        _read(host, method, answer, ANSWERS[method])
     return answer
+
+
+def read_outcome(host: str, outcome: Any) -> JobOutcome:
+    """Read what `follow` returned; what is in the result, `read_result` checks.
+
+    Raises: AgentError.
+    """
+    result = outcome.get("result") if isinstance(outcome, dict) else None
+    ending = {**outcome, "result": None} if isinstance(outcome, dict) else outcome
+    read: JobOutcome = _read(host, "follow", ending, JobOutcome)
+    return replace(read, result=result)
+
+
+def read_result(host: str, method: str, result: Any) -> Any:
+    """Read the result of a job as the record of `method`.
+
+    Raises:
+        AgentError: it has another type.
+    """
+    expected = ANSWERS[method]
+    if isinstance(result, dict):
+        if method == "build" and result.get("refused") is not None:
+            expected = Refusal
+        if method == "classify":
+            if "file" not in result:
+                checked = {name: value for name, value in result.items() if name != "rows"}
+                return replace(_read(host, method, checked, expected), rows=result.get("rows"))
+            expected = OutputsFile
+    return _read(host, method, result, expected)
+
+
+def _read(host: str, method: str, answer: Any, kind: Any) -> Any:
+    return READER.checked(answer, kind, f"the answer of {host} to {method!r}")
 
 
 @contextmanager

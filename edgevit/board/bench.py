@@ -18,7 +18,7 @@ from typing import Any
 
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
-from edgevit.board.answers import answer_records, wrong_answer
+from edgevit.board.answers import BenchAnswer, Changed, FailedRun, answer_records, wrong_answer
 from edgevit.board.connection import THIS_MACHINE, Board, open_board
 from edgevit.board.facts import CLOCK_OFF_S, BoardFacts, examine
 from edgevit.board.images import find_images, preprocessing_of
@@ -56,7 +56,7 @@ class Bench:
 
     runs: tuple[Run, ...]
     setting: Setting
-    changed: dict[str, Any]  # the power mode and whether the clocks were locked, as they were for the runs
+    changed: Changed  # the power mode and whether the clocks were locked, as they were for the runs
     cross_checks: tuple[dict[str, Any], ...]  # trtexec's own figures for the same engines, by batch
     work: Mapping[str, Work]  # of one image, by the label of its model; files that do not say are left out
     ceiling: Ceiling | None  # of the board in its power mode; None: no profile
@@ -72,18 +72,18 @@ class Bench:
 
     def remarks(self) -> list[str]:
         """Remarks on the state of the board that concern the figures."""
-        before, now = self.setting.facts.power_mode, self.changed.get("power_mode")
+        before, now = self.setting.facts.power_mode, self.changed.power_mode
         remarks = []
         if now is not None:
             was = before.name if before else None
             remarks.append(f"power mode {now}" + (f" for this bench, {was} before and after it" if was != now else ""))
-        if self.changed.get("clocks_locked") is not None:
-            remarks.append("clocks locked" if self.changed["clocks_locked"] else "clocks not locked")
+        if self.changed.clocks_locked is not None:
+            remarks.append("clocks locked" if self.changed.clocks_locked else "clocks not locked")
         used = {run.power.meter for run in self.runs if run.power}
         best, reason = next(iter(self.setting.facts.meters.items()), ("", None))
         if used and best not in used and reason:
             remarks.append(f"power through {' and '.join(sorted(used))} ({best}: {reason})")
-        return [*remarks, *self.changed["messages"]]
+        return [*remarks, *self.changed.messages]
 
 
 @takes_options(BenchRequest)
@@ -298,9 +298,9 @@ def _bench(
 
     done = take_turns(board, conditions, turns, setting, name, progress, keep, profiled=profiled)
     if failed := done.failed:
-        paths = " and ".join(str(file.path) for file in files if file.label in failed["labels"])
-        problem = f"cannot measure {paths} at batch {failed['batch']} on {board.host}"
-        raise AgentError(f"{problem}: {failed['message']}", remote_traceback=failed["traceback"])
+        paths = " and ".join(str(file.path) for file in files if file.label in failed.labels)
+        problem = f"cannot measure {paths} at batch {failed.batch} on {board.host}"
+        raise AgentError(f"{problem}: {failed.message}", remote_traceback=failed.traceback)
     checks = _cross_check(board, chain.from_iterable(shapes), conditions, progress)
     work = {file.label: file.work for file in files if file.work}
     return Bench(done.runs, setting, done.changed, checks, work, _ceiling(setting, done.changed), done.profiles)
@@ -311,8 +311,8 @@ class Turns:
     """The result of measurements that were made one after the other."""
 
     runs: tuple[Run, ...]
-    changed: dict[str, Any]  # the power mode and whether the clocks were locked, as they were for the runs
-    failed: dict[str, Any] | None  # labels, batch, message and traceback of the one that failed, which ended the rest
+    changed: Changed  # the power mode and whether the clocks were locked, as they were for the runs
+    failed: FailedRun | None  # it ended the rest
     profiles: tuple[LayerProfile, ...]  # where the time goes, of those that were asked for
 
 
@@ -354,9 +354,9 @@ def take_turns(
             keep(done)
         return done
 
-    def read(result: dict[str, Any]) -> tuple[Turns, str | None]:
+    def read(result: BenchAnswer) -> tuple[Turns, str | None]:
         with answer_records(board.host, "bench"):
-            return _turns_of(result, turns, profiled, board.host, setting.facts), result["alone"]
+            return _turns_of(result, turns, profiled, board.host, setting.facts), result.alone
 
     turns_done: Turns = board.run_job("bench", args, name=name, progress=progress, read=read, keep=keep_stated)
     if as_stated and (state := _other_state(turns_done.runs, conditions, setting)):
@@ -368,7 +368,7 @@ def take_turns(
 
 
 def _turns_of(
-    result: dict[str, Any],
+    result: BenchAnswer,
     turns: Sequence[Sequence[MeasurementRequest]],
     profiled: Sequence[MeasurementRequest],
     host: str,
@@ -380,8 +380,8 @@ def _turns_of(
         AgentError: runs are missing, or are not those of the requests.
         RecordError, RunsError: a run cannot be read.
     """
-    runs = [Run.from_dict(run) for run in result["runs"]]
-    failed, profiles = result["failed"], result["profiles"]
+    runs = [Run.from_dict(run) for run in result.runs]
+    failed, profiles = result.failed, result.profiles
     requests = list(chain.from_iterable(turns))
     for number, (run, request) in enumerate(zip(runs, requests), 1):  # noqa: B905 (the counts are compared below)
         for name, value in _identity(request).items():
@@ -395,10 +395,10 @@ def _turns_of(
         remaining = [*turns, *([request] for request in profiled)]
         while remaining and (count := count - len(remaining[0])) >= 0:
             del remaining[0]
-        labels = [printable(request.label) for request in remaining[0]] if remaining else []
-        if failed["labels"] != labels or failed["batch"] != remaining[0][0].batch:
+        labels = tuple(printable(request.label) for request in remaining[0]) if remaining else ()
+        if failed.labels != labels or failed.batch != remaining[0][0].batch:
             raise wrong_answer(host, "bench", "what failed is not what was the next to be measured")
-        failed = {**failed, "labels": [request.label for request in remaining[0]]}
+        failed = replace(failed, labels=tuple(request.label for request in remaining[0]))
     ahead_s = facts.clock_ahead_s or 0.0
     dated_runs = tuple(
         replace(
@@ -411,7 +411,7 @@ def _turns_of(
         for run, request in zip(runs, requests)  # noqa: B905 (one that failed ended the rest)
     )
     layers = (profile_of(request, profile, dated_runs) for request, profile in zip(profiled, profiles))  # noqa: B905
-    return Turns(dated_runs, result["changed"], failed, tuple(layers))
+    return Turns(dated_runs, result.changed, failed, tuple(layers))
 
 
 def _identity(request: MeasurementRequest) -> dict[str, Any]:
@@ -466,11 +466,11 @@ def _check_power(setting: Setting, conditions: Conditions) -> None:
         )
 
 
-def _ceiling(setting: Setting, changed: Mapping[str, Any]) -> Ceiling | None:
+def _ceiling(setting: Setting, changed: Changed) -> Ceiling | None:
     """The ceiling of the power mode in which the runs were made."""
     if setting.profile is None:
         return None
-    return board_ceiling(setting.profile, setting.facts, setting.facts.listed_mode(changed.get("power_mode")))
+    return board_ceiling(setting.profile, setting.facts, setting.facts.listed_mode(changed.power_mode))
 
 
 def _cross_check(

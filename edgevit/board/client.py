@@ -26,7 +26,7 @@ from typing import Any
 import edgevit.agent
 from edgevit.agent.__main__ import MARK
 from edgevit.agent.messages import ProgressMessage, Reply
-from edgevit.board.answers import read_answer
+from edgevit.board.answers import check_answer
 from edgevit.errors import AgentError, BoardError, ConnectionLostError, UnfitBoardError, UnreachableError
 from edgevit.text import printable, printable_values
 
@@ -196,7 +196,7 @@ class Agent:
         self.idle = True
         if "error" in reply:
             raise AgentError(reply["error"]["message"], remote_traceback=reply["error"]["traceback"])
-        return read_answer(self.host, method, reply["result"])
+        return check_answer(self.host, method, reply["result"])
 
     def _start(self, content: bytes, deadline: float) -> dict[str, object]:
         """Skip what a login shell prints until the agent says hello; send the agent if the board lacks it."""
@@ -224,7 +224,7 @@ class Agent:
     def _parse_hello(self, line: bytes) -> dict[str, object]:
         hello: dict[str, object] = _from_json(line)
         try:
-            return dict(read_answer(self.host, "hello", hello))
+            return dict(check_answer(self.host, "hello", hello))
         except AgentError as error:
             raise UnreachableError(f"cannot start the agent: {self._not_the_protocol(line)}") from error
 

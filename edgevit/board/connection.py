@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from edgevit.agent.__main__ import MARK, user
 from edgevit.agent.messages import CancelledJobs, ProgressMessage
-from edgevit.board.answers import JobOutcome, read_answer
+from edgevit.board.answers import read_outcome, read_result
 from edgevit.board.client import LOCAL, Agent, Explain, in_sh, is_full, pack_agent, stderr_of
 from edgevit.board.ssh import Ssh
 from edgevit.errors import (
@@ -197,14 +197,14 @@ class Board:
         return returned
 
     def _result(self, method: str, outcome: Any) -> Any:
-        """Return the result of a job that has ended.
+        """Return the result of a job that has ended, as the record of `method`.
 
         Raises: AgentError (it failed, or the result is not one of `method`).
         """
-        read_answer(self.host, "follow", outcome, JobOutcome)
-        if error := outcome.get("error"):
-            raise AgentError(error["message"], remote_traceback=error["traceback"])
-        return read_answer(self.host, method, outcome.get("result"))
+        ended = read_outcome(self.host, outcome)
+        if ended.error:
+            raise AgentError(ended.error.message, remote_traceback=ended.error.traceback)
+        return read_result(self.host, method, ended.result)
 
     def _forget(self, job: str) -> None:
         with suppress(BoardError):  # what matters has been collected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from edgevit.agent.protobuf import metadata
 from edgevit.agent.runners import RunnerError
@@ -12,7 +11,7 @@ from edgevit.board.request import MOST_IMAGES
 from edgevit.data.sources.folder import is_litter
 from edgevit.errors import DataError, OptionError
 from edgevit.records.documents import Reader
-from edgevit.records.model import Preprocessing
+from edgevit.records.model import Preprocessing, PreprocessingFields
 from edgevit.records.model_folder import model_of
 from edgevit.records.names import suffix_of
 
@@ -48,7 +47,7 @@ def _spread(paths: Sequence[Path], most: int) -> list[Path]:
     return [paths[i * len(paths) // min(most, len(paths))] for i in range(min(most, len(paths)))]
 
 
-def preprocessing_of(file: Path) -> dict[str, Any]:
+def preprocessing_of(file: Path) -> PreprocessingFields:
     """Return the preprocessing of a model: that in export.json of an engine, or in the metadata of the file.
 
     Raises:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from typing import Any, Literal
 from edgevit.agent.layers import Layer
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
+from edgevit.board.answers import ProfileAnswer
 from edgevit.errors import RunsError
 from edgevit.records.documents import Reader
 from edgevit.records.kinds import RecordKind
@@ -57,15 +58,15 @@ class LayerProfile:
 LAYERS_KIND = RecordKind("layers", LayerProfile, _READER, sealed=False)
 
 
-def profile_of(request: MeasurementRequest, answer: dict[str, Any], runs: Sequence[Run]) -> LayerProfile:
+def profile_of(request: MeasurementRequest, answer: ProfileAnswer, runs: Sequence[Run]) -> LayerProfile:
     """Build the profile of one model from the agent's answer and the plain runs of the same bench."""
     plain = [run for run in runs if (run.label, run.batch) == (request.label, request.batch)]
-    by_gpu = answer["clock"] == "gpu"
+    by_gpu = answer.clock == "gpu"
     content = {
         **{name: getattr(request, name) for name in ("label", "model_sha256", "precision", "runner", "batch")},
         "model": Path(request.model).name,
         "plain_ns": [ns for run in plain for ns in (run.gpu_ns if by_gpu else run.latencies_ns) or ()],
-        **answer,
+        **asdict(answer),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "edgevit": written_by(),
     }

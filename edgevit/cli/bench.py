@@ -167,7 +167,7 @@ def _result_of(
         "edgevit": written_by(),
         "host": done.setting.host,
         "profile": done.setting.profile.name if done.setting.profile else None,
-        "changed": done.changed,
+        "changed": asdict(done.changed),
         "runs": [asdict(row) for row in rows],
         "gates": [asdict(verdict) for verdict in verdicts],
         "in_turns": [asdict(c) for c in in_turns],

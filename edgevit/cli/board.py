@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,6 +11,7 @@ from edgevit.cli.console import Console, JsonFlag, VerboseFlag, duration
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from edgevit.agent.messages import JobEntry
     from edgevit.board.connection import Board
     from edgevit.board.doctor import Check
     from edgevit.board.profiles import Profile
@@ -40,7 +41,7 @@ def main(request: BoardRequest, *, json: JsonFlag = False, verbose: VerboseFlag 
                 by = job["owner"] or "somebody unknown, as its request cannot be read"
                 console.show(f"left: {job['job']}, {job['method'] or 'a job'} by {by}; --cancel-all ends it, too")
         elif request.jobs:
-            listed = board.call("jobs")["jobs"]
+            listed: list[JobEntry] = board.call("jobs")["jobs"]
             console.result({"jobs": listed})
             console.show(jobs_table(board.host, listed) if listed else f"no jobs on {board.host}")
             for job in listed:
@@ -85,7 +86,7 @@ def checks_table(host: str, checks: Sequence[Check]) -> Table:
     return table
 
 
-def jobs_table(host: str, jobs: Sequence[dict[str, Any]]) -> Table:
+def jobs_table(host: str, jobs: Sequence[JobEntry]) -> Table:
     from rich.table import Table
 
     table = Table(title=f"jobs on {host}", title_justify="left")
@@ -96,6 +97,6 @@ def jobs_table(host: str, jobs: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _age(job: dict[str, Any]) -> str:
+def _age(job: JobEntry) -> str:
     age_s = job.get("age_s")
     return "" if age_s is None else duration(age_s)

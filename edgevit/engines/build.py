@@ -182,8 +182,8 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
             )
             if adds_int8:
                 search = builder.with_int8(search)
-            builder.leftovers.discard(search.judged.built["engine"])
+            builder.leftovers.discard(search.judged.built.engine)
         record = builder.record(search, target, key, warnings)
         with builder.fetched(search, target) as engine:
-            store_engine(engine, record, search.judged.built["layers"])
+            store_engine(engine, record, search.judged.built.layers)
     return record

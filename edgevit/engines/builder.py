@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from edgevit.board.answers import Built, Classified, Refusal
 from edgevit.board.bench import Setting, in_turns, requests_of, take_turns
 from edgevit.board.comparison import compare_within, decisive
 from edgevit.board.connection import Board
@@ -32,9 +33,7 @@ from edgevit.records.engine import (
     EngineAttempt,
     EngineBoard,
     EngineRecord,
-    EngineTensor,
     OnnxSource,
-    TimingCacheUse,
 )
 from edgevit.records.export import ExportRecord
 from edgevit.records.names import onnx_name
@@ -95,23 +94,25 @@ def board_in_short(facts: BoardFacts) -> EngineBoard:
     )
 
 
-def _tensors(described: Sequence[Mapping[str, Any]]) -> tuple[EngineTensor, ...]:
-    return tuple(EngineTensor(tensor["name"], tensor["dtype"], tuple(tensor["shape"])) for tensor in described)
-
-
 @dataclass(frozen=True)
 class Attempt:
-    """An engine on the board and its verdict."""
+    """An engine on the board and its verdict; or why there is no engine."""
 
     onnx: Path
     written: WrittenVariant | None  # None: a file of the export itself
     fp32_modules: tuple[str, ...]
-    built: dict[str, Any]  # the agent's answer; `refused` is the reason why there is no engine
+    answer: Built | Refusal
     verdict: EngineVerdict
 
     @property
     def failure(self) -> str | None:
         return self.verdict.failure
+
+    @property
+    def built(self) -> Built:
+        """The engine. Only where there is one."""
+        assert isinstance(self.answer, Built)
+        return self.answer
 
 
 class EngineBuilder:
@@ -140,12 +141,12 @@ class EngineBuilder:
         modules = level.modules(self.source.norms, self.source.blocks)
         onnx, written = self._typed_file(level, modules) if self.strongly_typed else self._untyped_file()
         built = self._build(level, onnx, [] if self.strongly_typed else node_patterns(modules))
-        if built["refused"]:
-            return Attempt(onnx, written, modules, built, EngineVerdict({}, built["refused"]))
-        self.leftovers.add(built["engine"])
+        if isinstance(built, Refusal):
+            return Attempt(onnx, written, modules, built, EngineVerdict({}, built.refused))
+        self.leftovers.add(built.engine)
         verdict = self._judge(level, built)
         if verdict.failure is not None:
-            drop(self.board, [built["engine"]])
+            drop(self.board, [built.engine])
         return Attempt(onnx, written, modules, built, verdict)
 
     def with_int8(self, search: PrecisionSearch[Attempt]) -> PrecisionSearch[Attempt]:
@@ -165,13 +166,13 @@ class EngineBuilder:
         conditions = Conditions(batches=(self.batches[1],), duration_s=TIMED_S, idle_s=0.0)
         shapes = []
         for label, built in ((str(search.level), search.judged.built), (INT8.name, attempt.built)):
-            file = Measurable(Path(built["engine"]), built["sha256"], label, label)
-            shapes.append(requests_of(conditions, built["engine"], file, "tensorrt", setting))
+            file = Measurable(Path(built.engine), built.sha256, label, label)
+            shapes.append(requests_of(conditions, built.engine, file, "tensorrt", setting))
         turns = in_turns(shapes, ROUNDS, seed=0, alternate=True)
         name = f"{INT8.name} against {search.level}"
         done = take_turns(self.board, conditions, turns, setting, name, self.progress, lambda _: None)
         if done.failed:
-            return f"cannot be measured: {done.failed['message']}"
+            return f"cannot be measured: {done.failed.message}"
         (comparison,) = decisive(compare_within(done.runs))
         if comparison.outcome == "better":
             return None
@@ -203,7 +204,7 @@ class EngineBuilder:
                 self.older = self.exported.write(Variant(f"{precision}.opset{opset}", precision, opset), self.scratch)
         return self.older.path, self.older
 
-    def _build(self, level: PrecisionLevel, onnx: Path, fp32_layers: list[str]) -> dict[str, Any]:
+    def _build(self, level: PrecisionLevel, onnx: Path, fp32_layers: list[str]) -> Built | Refusal:
         options, dynamic = self.options, self.exported.report.batch == "dynamic"
         args = {
             "onnx": self.board.put(onnx, file_sha256(onnx), self.progress),
@@ -214,10 +215,10 @@ class EngineBuilder:
             "optimization_level": options.optimization_level,
             "timing_cache": options.timing_cache,
         }
-        built: dict[str, Any] = self.board.run_job("build", args, name=str(level), progress=self.progress)
+        built: Built | Refusal = self.board.run_job("build", args, name=str(level), progress=self.progress)
         return built
 
-    def _judge(self, level: PrecisionLevel, built: Mapping[str, Any]) -> EngineVerdict:
+    def _judge(self, level: PrecisionLevel, built: Built) -> EngineVerdict:
         """Check an engine at the batch of its kernels and at the largest: it may be wrong at one of them only."""
         for batch in dict.fromkeys(self.batches[1:]):
             verdict = self._verdict(level, built, batch, f"{level}, batch {batch}")
@@ -225,37 +226,35 @@ class EngineBuilder:
                 return replace(verdict, failure=f"{verdict.failure}, at batch {batch}")
         return verdict
 
-    def _verdict(self, level: PrecisionLevel, built: Mapping[str, Any], batch: int, name: str) -> EngineVerdict:
+    def _verdict(self, level: PrecisionLevel, built: Built, batch: int, name: str) -> EngineVerdict:
         sample, tolerances, rounds = self.sample, self.options.tolerances, level.precision == INT8.name
         if isinstance(sample, Annotated):
 
             def compute(images: Sample) -> Tensor:
-                args = classification(self.board, built["engine"], images, self.progress)
+                args = classification(self.board, built.engine, images, self.progress)
                 with tidied(self.board, [args["images"]]):  # each job has other images
                     return self._outputs(built, args, images, batch, name)
 
             return sample.judge(compute, tolerances, rounds=rounds)
-        args = classification(self.board, built["engine"], sample, self.progress)
+        args = classification(self.board, built.engine, sample, self.progress)
         self.leftovers.add(args["images"])
         if sample.columns is None:
             outputs = self._outputs(built, args, sample, batch, name)
             return judge(sample, outputs, int((~outputs.isfinite()).sum()), tolerances, rounds=rounds)
         shape = (sample.count, len(sample.columns))
 
-        def read(answer: Mapping[str, Any]) -> EngineVerdict:
+        def read(answer: Classified) -> EngineVerdict:
             outputs = rows_of(answer, shape, self.board.host)
-            return judge(sample, outputs, answer["nonfinite"], tolerances, rounds=rounds)
+            return judge(sample, outputs, answer.nonfinite, tolerances, rounds=rounds)
 
         job = {**args, "batch": batch}
         verdict: EngineVerdict = self.board.run_job("classify", job, name=name, progress=self.progress, read=read)
         return verdict
 
-    def _outputs(
-        self, built: Mapping[str, Any], args: Mapping[str, Any], sample: Sample, batch: int, name: str
-    ) -> Tensor:
+    def _outputs(self, built: Built, args: Mapping[str, Any], sample: Sample, batch: int, name: str) -> Tensor:
         order = [output.name for output in self.exported.report.outputs]
         return all_outputs(
-            self.board, {**args, "batch": batch}, _tensors(built["outputs"]), order, sample,
+            self.board, {**args, "batch": batch}, built.outputs, order, sample,
             name=name, progress=self.progress,
         )  # fmt: skip
 
@@ -276,9 +275,9 @@ class EngineBuilder:
             return self.sample.remarks()
         return remarks(self.sample, self.options.tolerances)
 
-    def _warnings(self, level: PrecisionLevel, built: Mapping[str, Any]) -> list[str]:
-        version, fused, expected = built["tensorrt"], built["fused"], self._expected_fused(level)
-        warnings = [*built["warnings"], *self._remarks()]
+    def _warnings(self, level: PrecisionLevel, built: Built) -> list[str]:
+        version, fused, expected = built.tensorrt, built.fused, self._expected_fused(level)
+        warnings = [*built.warnings, *self._remarks()]
         if version.startswith("10.3."):
             checked = (
                 "the accuracy gate found no fault in this engine"
@@ -312,19 +311,19 @@ class EngineBuilder:
             precision_level=str(level),
             fp32_modules=attempt.fp32_modules,
             batches=self.batches,
-            build_seconds=built["seconds"],
+            build_seconds=built.seconds,
             optimization_level=self.options.optimization_level,
             blocks=sum(self.source.has_attention),
             fused_expected=self._expected_fused(level),
             fused_proxy=report.fusion,
             accuracy=attempt.verdict.record(self.sample),
-            attempts=tuple(EngineAttempt(str(r), a.built["seconds"], a.failure) for r, a in search.failed),
-            timing_cache=TimingCacheUse(**built["timing_cache"]) if built["timing_cache"] else None,
-            inputs=_tensors(built["inputs"]),
-            outputs=_tensors(built["outputs"]),
+            attempts=tuple(EngineAttempt(str(r), a.answer.seconds, a.failure) for r, a in search.failed),
+            timing_cache=built.timing_cache,
+            inputs=built.inputs,
+            outputs=built.outputs,
             warnings=(*warnings, *self._warnings(level, built)),
             edgevit=written_by(),
-            **{name: built[name] for name in _RECORDED},
+            **{name: getattr(built, name) for name in _RECORDED},
         )
 
     @contextmanager
@@ -340,7 +339,7 @@ class EngineBuilder:
             _remove_stale(target.parent)
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            self.board.fetch(built["engine"], temporary, built["sha256"], self.progress)
+            self.board.fetch(built.engine, temporary, built.sha256, self.progress)
             if written is not None:
                 self.exported.keep(written)
             yield temporary

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgevit.board.answers import wrong_answer
+from edgevit.board.answers import Classified, OutputsFile, wrong_answer
 from edgevit.board.connection import Board
 from edgevit.engines.gate import Sample
 from edgevit.errors import BoardError, ConnectionLostError, EdgeVitError, Interrupted
@@ -53,15 +53,15 @@ def classification(board: Board, engine: str, sample: Sample, progress: Progress
     }
 
 
-def rows_of(answer: Mapping[str, Any], shape: Sequence[int], host: str) -> Tensor:
+def rows_of(answer: Classified, shape: Sequence[int], host: str) -> Tensor:
     """The columns [images, columns] in the answer of a classification, of this shape.
 
     Raises:
         AgentError: it has others.
     """
     try:
-        rows = torch.tensor(answer["rows"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        rows = torch.tensor(answer.rows)
+    except (TypeError, ValueError, RuntimeError) as error:
         raise wrong_answer(host, "classify", f"it has no rows of outputs ({type(error).__name__})") from error
     if list(rows.shape) != list(shape) or not rows.is_floating_point():
         raise wrong_answer(host, "classify", f"outputs of shape {list(rows.shape)}, expected {list(shape)}")
@@ -96,9 +96,9 @@ def all_outputs(
     path = sample.path.with_name(f"{sample.path.name}.outputs")
     fields = [(t.name, np.dtype(t.dtype), (math.prod(t.shape[1:]),)) for t in tensors]
 
-    def read(answer: Mapping[str, Any]) -> Any:
-        with tidied(board, [answer["file"]]):
-            board.fetch(answer["file"], path, answer["sha256"], progress)
+    def read(answer: OutputsFile) -> Any:
+        with tidied(board, [answer.file]):
+            board.fetch(answer.file, path, answer.sha256, progress)
         values = np.fromfile(path, np.uint8)
         path.unlink()
         if values.nbytes != (expected := sample.count * np.dtype(fields).itemsize):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgevit.board.answers import Built, Refusal
 from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.board.facts import TensorRT
 from edgevit.engines.builder import NATIVE_OPSET, OLDEST_OPSET
@@ -68,8 +69,8 @@ def place_unjudged(
     if tensorrt is None:
         return Placed(Path(remote), digest)
     args = {"onnx": remote, "precision": precision, "batches": list(batches), "timing_cache": True}
-    built = board.run_job("build", args, name=name, progress=progress)
+    built: Built | Refusal = board.run_job("build", args, name=name, progress=progress)
     board.call("discard", paths=[remote])
-    if built["refused"]:
-        return Placed(Path(), "", build_s=built["seconds"], refused=built["refused"])
-    return Placed(Path(built["engine"]), built["sha256"], built.get("fused"), built["seconds"])
+    if isinstance(built, Refusal):
+        return Placed(Path(), "", build_s=built.seconds, refused=built.refused)
+    return Placed(Path(built.engine), built.sha256, built.fused, built.seconds)

@@ -16,7 +16,7 @@ from edgevit.exporting.request import Part, check_part
 from edgevit.network.output import Levels, Map, Output, output_of
 from edgevit.progress import Progress
 from edgevit.records.derivation import DataRecord
-from edgevit.records.model import HINT, ModelSpec, OutputKind, Rejection
+from edgevit.records.model import HINT, ModelSpec, OutputKind, PreprocessingFields, Rejection
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import DERIVATION, SPEC
 from edgevit.records.release import ReleaseFacts
@@ -31,7 +31,7 @@ class Subject:
     class_names: tuple[str, ...]  # target classes; empty for a base
     class_columns: tuple[int, ...]  # their columns in the logits
     outputs: int  # of a classifier; 0: it has none
-    preprocessing: dict[str, Any]
+    preprocessing: PreprocessingFields
     seed: int = 42  # of the split of its derivation, so that the test part was not used for training
     validation_fraction: float = 0.1
     group_by: str | None = None

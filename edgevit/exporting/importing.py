@@ -45,7 +45,7 @@ from edgevit.network.output import Logits, columns_of
 from edgevit.progress import Progress, Silent
 from edgevit.records.export import Batch
 from edgevit.records.imported import ImportedDocument
-from edgevit.records.model import TargetClass
+from edgevit.records.model import PreprocessingFields, TargetClass
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.precisions import FP32
 from edgevit.records.release import ReleaseFacts, read_release
@@ -128,7 +128,7 @@ def _write_simplified(file: Path, changed: ir.Model, path: Path, expected: Any, 
 
 
 def _own_subject(
-    file: Path, metadata: Mapping[str, str], preprocessing: dict[str, Any], outputs: int, release: ReleaseFacts
+    file: Path, metadata: Mapping[str, str], preprocessing: PreprocessingFields, outputs: int, release: ReleaseFacts
 ) -> Subject:
     """The classes of a file: by its metadata if edgevit wrote it, otherwise by the files in its folder."""
     if _WRITER in metadata:
@@ -175,7 +175,7 @@ def _prepared(
     release: ReleaseFacts,
     of_models: Mapping[str, Any],
     progress: Progress,
-) -> dict[str, Any]:
+) -> PreprocessingFields:
     """The preprocessing for the input size of the file; notes the origin of each part."""
     file, size = request.model, resolve_size(request.model, interface, request.input_size)
     options = {**request.preprocessing, "input_size": size, "crop_mode": request.crop_mode}

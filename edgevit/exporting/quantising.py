@@ -23,6 +23,9 @@ from edgevit.exporting.reading import QUANTISED
 from edgevit.exporting.rescaling import rescale
 from edgevit.exporting.rounding import round_layer
 
+# The scale and zero point of each input and weight by its name, as ONNX Runtime's quantiser takes them.
+_Steps = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class RoundedLayer:
@@ -89,7 +92,7 @@ def quantise(
         bias = layer.bias.name if layer.bias is not None else None
         layers.append(RoundedLayer(layer.name, macs, str(layer.weight.name), bias))
     floating = model.clone()
-    overrides: dict[str, Any] = {name: [_step(step_of(of, method))] for name, of in inputs.items()}
+    overrides: _Steps = {name: [_step(step_of(of, method))] for name, of in inputs.items()}
     for layer in linear:
         steps = round_layer(layer, inputs[str(layer.input.name)], together=correcting)
         axis = 0 if layer.transposed else 1
@@ -103,9 +106,7 @@ def _step(step: float) -> dict[str, Any]:
     return {"quant_type": QuantType.QInt8, "scale": np.array(step, np.float32), "zero_point": np.array(0, np.int8)}
 
 
-def _inserted(
-    model: ir.Model, inputs: Collection[str], overrides: dict[str, Any], layers: Sequence[Linear]
-) -> ir.Model:
+def _inserted(model: ir.Model, inputs: Collection[str], overrides: _Steps, layers: Sequence[Linear]) -> ir.Model:
     """Insert Q/DQ nodes with these steps, each named by the module of its layer."""
     from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType
     from onnxruntime.quantization.calibrate import TensorData, TensorsData

@@ -24,6 +24,7 @@ from edgevit.records.release import refuse_lfs_pointer
 
 T = TypeVar("T")
 _READER = Reader(CheckpointError, hint="export the model again")
+_Provider = tuple[str, dict[str, Any]]  # its name and options
 _INPUT_LIMIT_BYTES = 4 << 30
 OUTPUT_KIND = "output"  # metadata key of files whose output is not logits
 _LEVELS = '"boxes"'  # its value where each level of a detector's pyramid is an output
@@ -55,7 +56,7 @@ def refuse_huge(path: Path, shape: Sequence[int]) -> None:
 _BROKEN_FUSION = "SimplifiedLayerNormFusion"
 
 
-def open_session(model: Path | bytes, provider: tuple[str, dict[str, Any]] = ("CPUExecutionProvider", {})) -> Any:
+def open_session(model: Path | bytes, provider: _Provider = ("CPUExecutionProvider", {})) -> Any:
     """Open a file, or its content, without logs: errors are also raised, and its logs colour the terminal."""
     runtime = find_runtime()
     options = runtime.SessionOptions()
@@ -78,7 +79,7 @@ def _failures() -> tuple[type[Exception], ...]:
     )
 
 
-def _provider(device: torch.device) -> tuple[str, dict[str, Any]]:
+def _provider(device: torch.device) -> _Provider:
     """ONNX Runtime's provider of a device; the CPU for unknown devices."""
     if device.type == "cuda":
         return "CUDAExecutionProvider", {"device_id": device.index or 0}

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edgevit.errors import CheckpointError, OptionError
-from edgevit.records.model import Preprocessing
+from edgevit.records.model import Preprocessing, PreprocessingFields
 from edgevit.records.reading import READING
 from edgevit.records.release import PARTS as NEEDED
 from edgevit.records.release import READER, ReleaseFacts
@@ -37,7 +37,7 @@ def stated_preprocessing(
     options: _Values,
     release: ReleaseFacts,
     of_models: _Values = MappingProxyType({}),
-) -> tuple[dict[str, Any], dict[str, str]]:
+) -> tuple[PreprocessingFields, dict[str, str]]:
     """Collect the preprocessing, and the origin of each part of it.
 
     Images are cropped at the centre if only `crop_pct` is stated. `of_models` has what derived models read, which a
@@ -47,7 +47,7 @@ def stated_preprocessing(
         OptionError: parts are missing; the message names all of them.
         CheckpointError: a file in the folder is damaged, or has invalid values.
     """
-    preprocessing: dict[str, Any] = {}
+    preprocessing: PreprocessingFields = {}
     origin: dict[str, str] = {}
     sources: list[tuple[str, _Values]] = [
         ("given", options),

@@ -190,11 +190,11 @@ class StackBench:
         name = f"{name} on {self.board.host}"
         done = take_turns(self.board, conditions, turns, self.setting, name, self.progress, self._keep, as_stated=True)
         if failed := done.failed:
-            message = failed["message"]
-            for stack in filter(None, map(Stack.of, failed["labels"])):
+            message = failed.message
+            for stack in filter(None, map(Stack.of, failed.labels)):
                 message = message.replace(stack.label, stack.text)
             raise AgentError(
-                f"cannot measure stacks on {self.board.host}: {message}", remote_traceback=failed["traceback"]
+                f"cannot measure stacks on {self.board.host}: {message}", remote_traceback=failed.traceback
             )
         return done.runs
 

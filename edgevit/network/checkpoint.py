@@ -41,11 +41,19 @@ from edgevit.network.network import Network
 from edgevit.network.output import output_of
 from edgevit.network.prediction import Picture, Prediction, predictions_of, rgb_images
 from edgevit.network.request import check_model_folder, check_openable, plain_base
-from edgevit.network.weights import FOREIGN, Weights, fill_network, first_line, read_weights, reading
+from edgevit.network.weights import FOREIGN, TimmArguments, Weights, fill_network, first_line, read_weights, reading
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import Progress, Silent
 from edgevit.records.belonging import file_fault
-from edgevit.records.model import BaseFacts, BuilderFacts, DetectorRest, Head, ModelSpec, TargetClass
+from edgevit.records.model import (
+    BaseFacts,
+    BuilderFacts,
+    DetectorRest,
+    Head,
+    ModelSpec,
+    PreprocessingFields,
+    TargetClass,
+)
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import TOKENIZER
 from edgevit.records.reading import Reading, reading_settings, transform_settings
@@ -139,7 +147,7 @@ class Model(Network):
         return self.spec.class_names
 
     @property
-    def preprocessing(self) -> dict[str, Any]:
+    def preprocessing(self) -> PreprocessingFields:
         return self.spec.preprocessing
 
 
@@ -217,7 +225,7 @@ def _no_pretrained(name: str, reason: str) -> CheckpointError:
     )
 
 
-def _preprocessing(network: Network, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _preprocessing(network: Network, overrides: Mapping[str, Any]) -> PreprocessingFields:
     """The preprocessing of the base, as resolved by timm, with overrides."""
     if len(network.input_size) == 1:
         return _text_preprocessing(network, overrides)
@@ -231,7 +239,7 @@ def _preprocessing(network: Network, overrides: Mapping[str, Any]) -> dict[str, 
     return {**settings, **reading_settings(overrides)}
 
 
-def _text_preprocessing(network: Network, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _text_preprocessing(network: Network, overrides: Mapping[str, Any]) -> PreprocessingFields:
     if of_images := overrides.keys() - {"tokenizer", "input_size"}:
         raise OptionError(f"a network of texts prepares no images; leave --{min(of_images).replace('_', '-')} out")
     if "tokenizer" not in overrides:
@@ -514,7 +522,7 @@ def _filled(
     state: Mapping[str, Tensor],
     release: ReleaseFacts,
     progress: Progress,
-) -> tuple[Any, dict[str, Any], Weights]:
+) -> tuple[Any, TimmArguments, Weights]:
     """Create a timm model with these weights; return it with its arguments and the weights.
 
     Arguments are, in order of precedence: of options, of the configuration files, and by the shapes.
@@ -553,7 +561,7 @@ def _filled(
     return network, arguments, weights
 
 
-def _stated_arguments(release: ReleaseFacts, args: Mapping[str, Any]) -> dict[str, Any]:
+def _stated_arguments(release: ReleaseFacts, args: Mapping[str, Any]) -> TimmArguments:
     """timm's arguments by the configuration files, with the image size of an image processor."""
     stated = {key: value for key, value in release.arguments.items() if key not in args}
     size = release.preprocessing.get("input_size")
@@ -564,7 +572,7 @@ def _stated_arguments(release: ReleaseFacts, args: Mapping[str, Any]) -> dict[st
 
 def _hints(interchange: Interchange, weights: Weights, network: Any) -> list[str]:
     """Hints about arguments or a name with which the weights would fit, by their shapes."""
-    arguments: dict[str, Any] = {}
+    arguments: TimmArguments = {}
     with suppress(CheckpointError):  # the number of heads does not follow from shapes
         arguments, _ = interchange.guessed_arguments(weights.state, network, network.state_dict(), ())
     if arguments:

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from edgevit.errors import UnsupportedModelError
+from edgevit.records.model import PreprocessingFields
 
 DETECTIONS = ("boxes", "labels", "scores")
 
@@ -144,7 +145,7 @@ class Pyramid(nn.Module):
         return bool(getattr(roi_heads, "mask_predictor", None))
 
     @property
-    def preprocessing(self) -> dict[str, Any]:
+    def preprocessing(self) -> PreprocessingFields:
         """The settings of timm's transform that prepares images as the detector's does."""
         transform: Any = self.detector.transform
         fits = isinstance(transform, Letterbox)  # timm pads on all sides, with the same colour

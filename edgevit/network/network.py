@@ -19,6 +19,7 @@ from edgevit.network.detector import Pyramid
 from edgevit.network.families import Family, architecture, family_like, load_family, name_of
 from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer, SoftGates
 from edgevit.network.output import Features, Levels, Logits, Map, Output, columns_of
+from edgevit.network.weights import TimmArguments
 
 # Called for a block when it runs: [B, N], added to the logits of the tokens; None: equal weights.
 _LogWeights = Callable[[int], Tensor | None]
@@ -285,7 +286,7 @@ class Network(nn.Module):
 
     # -- without edgevit
 
-    def timm_arguments(self, depth: int, embed: int) -> dict[str, Any]:
+    def timm_arguments(self, depth: int, embed: int) -> TimmArguments:
         """timm's arguments, in addition to those of the base, of a network that `resize` can convert to this one.
 
         Args:

@@ -31,6 +31,7 @@ from edgevit.records.names import suffix_of
 from edgevit.records.release import refuse_lfs_pointer, shards_of
 
 State = dict[str, Tensor]
+TimmArguments = dict[str, Any]  # of timm's `create_model`: each network has its own
 
 # -- files -------------------------------------------------------------------------------------------------------------
 

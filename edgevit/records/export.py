@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from edgevit.errors import ExportError
 from edgevit.records.class_names import ClassName
 from edgevit.records.documents import Reader
 from edgevit.records.kinds import PLACE, Place, RecordKind, Versions
-from edgevit.records.model import Index, Rejection, Sha256, Size
+from edgevit.records.model import Index, PreprocessingFields, Rejection, Sha256, Size
 from edgevit.records.names import onnx_name
 from edgevit.records.precisions import FP32
 
@@ -188,7 +188,7 @@ class ExportRecord:
     outputs: tuple[TensorInfo, ...]
     classes: tuple[OutputClass, ...]
     rejection: Rejection | None = None  # None: no image is classified as `other`
-    preprocessing: dict[str, Any]
+    preprocessing: PreprocessingFields
     model: ExportedModel
     padded: Padding | None
     fp32_modules: tuple[str, ...] = ()  # modules of model.fp16.onnx in fp32, because they overflow fp16

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from edgevit.errors import CheckpointError
 from edgevit.records.answers import RightImages
@@ -12,7 +11,7 @@ from edgevit.records.derivation import DataRecord, Fraction, JudgedPart, Seed
 from edgevit.records.documents import Reader
 from edgevit.records.export import Batch
 from edgevit.records.kinds import RecordKind
-from edgevit.records.model import Count, Preprocessing, Rejection, Sha256, Size, TargetClass
+from edgevit.records.model import Count, Preprocessing, PreprocessingFields, Rejection, Sha256, Size, TargetClass
 from edgevit.records.precisions import FP32
 
 _READER = Reader(CheckpointError, hint="copy the folder again, or import the ONNX file again with edgevit export")
@@ -40,7 +39,7 @@ class ImportedDocument:
     norms: tuple[str, ...]  # layer normalisations: names of their nodes up to the slash
     blocks: tuple[ImportedBlock, ...]  # in order; empty: none recognised
     classes: tuple[TargetClass, ...]  # target classes with their outputs; empty: not stated
-    preprocessing: dict[str, Any]  # the fields of `Preprocessing`
+    preprocessing: PreprocessingFields
     rejection: Rejection | None = None
     seed: Seed  # of the split of images
     validation_fraction: Fraction

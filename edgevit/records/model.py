@@ -205,8 +205,12 @@ class TextPreprocessing:
     input_size: Annotated[tuple[Size, ...], Field(min_length=1, max_length=1)]  # tokens
     tokenizer: Sha256  # of tokenizer.json
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         return asdict(self)
+
+
+# The fields of `Preprocessing`, or of `TextPreprocessing`, without default values.
+PreprocessingFields = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -219,7 +223,7 @@ class ModelSpec:
     blocks: Annotated[tuple[BlockDims, ...], Field(min_length=1)]
     head: Head  # "full" keeps a row for every class of the base
     classes: tuple[TargetClass, ...]  # target classes; with a subset head, in the order of the outputs
-    preprocessing: dict[str, Any]  # the fields of `Preprocessing`, or of `TextPreprocessing`
+    preprocessing: PreprocessingFields
     macs: Count
     params: Count
     base: BaseFacts

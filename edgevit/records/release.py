@@ -19,7 +19,7 @@ from typing import Any
 from edgevit.errors import CheckpointError
 from edgevit.records.class_names import class_name
 from edgevit.records.documents import Reader
-from edgevit.records.model import Preprocessing
+from edgevit.records.model import Preprocessing, PreprocessingFields
 from edgevit.records.names import SPEC, TOKENIZER, WEIGHTS_ALONE, suffix_of
 from edgevit.records.tokenizer import VOCABULARY, store_tokenizer, tokenizer_text
 from edgevit.records.writing import file_sha256
@@ -42,7 +42,7 @@ _SQUASHING = ("ViT", "DeiT", "Beit")  # image processors that use a single numbe
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of one
 _PLACEHOLDER = re.compile(r"LABEL_\d+")  # transformers' default names of outputs
 # A complete preprocessing, to check parts of another.
-_EXAMPLE: dict[str, Any] = {
+_EXAMPLE: PreprocessingFields = {
     "input_size": [3, 1, 1], "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0,
     "crop_mode": "center",
 }  # fmt: skip
@@ -72,7 +72,7 @@ def read_release(folder: Path) -> ReleaseFacts:
     names = [name for name in (CONFIG, PROCESSOR) if (folder / name).is_file()]
     files = {name: READER.json(folder / name, dict[str, Any]) for name in names}
     config, processor = files.get(CONFIG, {}), files.get(PROCESSOR, {})
-    preprocessing: dict[str, Any] = {}
+    preprocessing: PreprocessingFields = {}
     origin: dict[str, str] = {}
     of_processor = _processor_preprocessing(processor) if _is_image_processor(processor) else {}
     for name, parts in ((CONFIG, _timm_preprocessing(config)), (PROCESSOR, of_processor)):

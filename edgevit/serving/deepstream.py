@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgevit.errors import OptionError
+from edgevit.records.model import PreprocessingFields
 from edgevit.records.precisions import FP16, FP32
 from edgevit.serving.model import ServedModel
 
@@ -25,7 +26,7 @@ _WHITE = 255
 _FLOAT = ir.DataType.FLOAT
 
 
-def nvinfer_scale(preprocessing: dict[str, Any]) -> tuple[float, list[float], list[float]]:
+def nvinfer_scale(preprocessing: PreprocessingFields) -> tuple[float, list[float], list[float]]:
     """Return net-scale-factor, the offsets, and the factor by which each channel is to be multiplied after it."""
     mean, std = preprocessing["mean"], preprocessing["std"]
     return 1 / (_WHITE * std[0]), [_WHITE * value for value in mean], [std[0] / value for value in std]
@@ -163,7 +164,7 @@ def write_deepstream(served: ServedModel, folder: Path) -> list[str]:
     ]
 
 
-def _differences(preprocessing: dict[str, Any]) -> list[str]:
+def _differences(preprocessing: PreprocessingFields) -> list[str]:
     """What nvinfer sees otherwise than the model was trained on."""
     share, mode = preprocessing["crop_pct"], preprocessing["crop_mode"]
     height, width = (math.floor(side / share) for side in preprocessing["input_size"][1:])

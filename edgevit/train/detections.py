@@ -23,6 +23,7 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import DetectionRecord, PrecisionRecord
 
 Kind = Literal["bbox", "segm"]
+_Entries = list[dict[str, Any]]  # images, objects or answers, as COCO has them
 ComputeLevels = Callable[[Tensor], Tensor]  # all levels [B, values] of prepared images [B, C, H, W]
 BATCH = 4  # images at once, each of which may have a hundred masks
 LEAST = 0.5  # probability of a pixel that is in a mask
@@ -122,7 +123,7 @@ class Findings:
         return PrecisionRecord(min(float(mean.mean()), 1.0), min(float(mean[0]), 1.0), per_class)
 
 
-def _coco(images: list[dict[str, Any]], objects: list[dict[str, Any]], categories: Mapping[int, str]) -> Any:
+def _coco(images: _Entries, objects: _Entries, categories: Mapping[int, str]) -> Any:
     from pycocotools.coco import COCO
 
     coco = COCO()
@@ -135,7 +136,7 @@ def _coco(images: list[dict[str, Any]], objects: list[dict[str, Any]], categorie
     return coco
 
 
-def _annotated(objects: Sequence[CocoObject], image: int) -> list[dict[str, Any]]:
+def _annotated(objects: Sequence[CocoObject], image: int) -> _Entries:
     """The objects of one image, as COCO has them."""
     return [
         {
@@ -146,7 +147,7 @@ def _annotated(objects: Sequence[CocoObject], image: int) -> list[dict[str, Any]
     ]  # fmt: skip
 
 
-def _answers(detections: Mapping[str, Tensor], image: int, category_of: Mapping[int, int]) -> list[dict[str, Any]]:
+def _answers(detections: Mapping[str, Tensor], image: int, category_of: Mapping[int, int]) -> _Entries:
     """What was found in one image, as COCO has it."""
     from pycocotools.mask import encode
 
@@ -217,7 +218,7 @@ def find_objects(
     assert isinstance(network.module, Pyramid) and isinstance(images.source, CocoImages)
     device = next(network.parameters()).device
     category_of = label_categories(network.module.detector.eval(), [*images.source.categories])
-    listed, annotated, answers = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    listed, annotated, answers = _Entries(), _Entries(), _Entries()
     with progress.stage("find objects", len(images), "image") as stage:
         for start in range(0, len(images), at_once):
             positions = range(start, min(start + at_once, len(images)))

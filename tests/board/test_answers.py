@@ -1,8 +1,9 @@
 """Whatever a board answers is a record or an error of one line; a result that is wrong is forgotten there."""
 
 import json
+import math
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from some_runs import DENSE
 from edgevit.agent.__main__ import MARK
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.methods import MODULES
-from edgevit.board.answers import ANSWERS
+from edgevit.board.answers import ANSWERS, Classified, FailedRun, Refusal
 from edgevit.board.bench import Setting, _check_power, take_turns
 from edgevit.board.connection import Board
 from edgevit.board.doctor import diagnose
@@ -150,9 +151,17 @@ def test_the_answers_that_were_asked_for_are_records(tmp_path):
     with board_that_answers(tmp_path, *a_job(BENCH), *a_job({**BENCH, "runs": RUNS[:1], "failed": FAILED})) as board:
         assert [run.label for run in bench_of(board).runs] == ["t1", "t2"]
         done = bench_of(board)
-        assert len(done.runs) == 1 and done.failed == FAILED
-    with board_that_answers(tmp_path, *a_job(BUILT), {"jobs": [LISTED]}) as board:
-        assert job_of("build")(board) == BUILT and board.call("jobs") == {"jobs": [LISTED]}
+        assert len(done.runs) == 1 and done.failed == FailedRun("no memory", "", ("t2",), 1)
+    refusal, rows = {"refused": "no kernel", "seconds": 2.0}, [[math.inf, 1.0]]
+    answers = (*a_job(BUILT), *a_job(refusal), *a_job({"rows": rows, "nonfinite": 1, "seconds": 1.0}))
+    with board_that_answers(tmp_path, *answers, {"jobs": [LISTED]}) as board:
+        assert asdict(job_of("build")(board)) == {
+            **BUILT,
+            **dict.fromkeys(("layers", "inputs", "outputs", "warnings"), ()),
+        }
+        assert job_of("build")(board) == Refusal("no kernel", 2.0)
+        assert job_of("classify")(board) == Classified(1, rows), "an engine that overflows is for the gate to refuse"
+        assert board.call("jobs") == {"jobs": [LISTED]}
 
 
 def test_a_board_of_no_known_python_has_a_problem_and_no_traceback(tmp_path):

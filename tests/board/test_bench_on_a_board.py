@@ -78,7 +78,7 @@ def test_power_mode_and_clocks_are_set_for_the_runs_and_put_back(orin_nx, model)
     done = bench(model, power_mode="25W", lock_clocks=True, **orin_nx.where, **FAST)
     assert done.runs[0].power_mode_before == "25W"
     assert done.runs[0].environment["power_mode"] == "25W"
-    assert done.changed["clocks_locked"] is True
+    assert done.changed.clocks_locked is True
     assert "power mode 25W for this bench, MAXN_SUPER before and after it" in done.remarks()
     assert gpu_clock(orin_nx.tree) == before
     assert bench(model, **orin_nx.where, **FAST).runs[0].power_mode_before == "MAXN_SUPER"

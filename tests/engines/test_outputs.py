@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from edgevit.board.answers import Classified, OutputsFile
 from edgevit.engines.gate import unlabelled_sample
 from edgevit.engines.outputs import all_outputs, rows_of, tidied, values_of
 from edgevit.errors import AgentError, BoardError, ConnectionLostError, EngineError, Interrupted
@@ -60,12 +61,12 @@ def test_a_board_that_is_lost_while_it_is_tidied_costs_no_result() -> None:
 
 def test_rows_have_the_shape_that_was_asked_for_and_no_others_are_believed() -> None:
     rows = [[float(i + j) for j in range(6)] for i in range(3)]
-    assert rows_of({"rows": rows}, (3, 6), "orin").tolist() == rows
+    assert rows_of(Classified(0, rows), (3, 6), "orin").tolist() == rows
     with pytest.raises(AgentError, match=r"orin to 'classify' is wrong: outputs of shape \[3, 6\], expected \[50, 6\]"):
-        rows_of({"rows": rows}, (50, 6), "orin")
+        rows_of(Classified(0, rows), (50, 6), "orin")
     for wrong in (None, [[1.0], [2.0, 3.0]], "text"):
         with pytest.raises(AgentError, match="it has no rows of outputs"):
-            rows_of({"rows": wrong}, (3, 6), "orin")
+            rows_of(Classified(0, wrong), (3, 6), "orin")
 
 
 class Answering(Asked):
@@ -78,7 +79,7 @@ class Answering(Asked):
         self.content = content
 
     def run_job(self, method: str, args: dict[str, Any], *, read: Any, **_: object) -> Any:
-        return read({"file": "/outputs", "sha256": hashlib.sha256(self.content).hexdigest()})
+        return read(OutputsFile("/outputs", hashlib.sha256(self.content).hexdigest()))
 
     def fetch(self, remote: str, path: Path, *_: object) -> None:
         path.write_bytes(self.content)

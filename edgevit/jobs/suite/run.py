@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -17,6 +17,7 @@ from typing import Any
 
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
+from edgevit.board.answers import FailedRun
 from edgevit.board.bench import Setting, Turns, in_turns, look, requests_of, take_turns
 from edgevit.board.connection import Board, open_board
 from edgevit.board.request import Conditions
@@ -234,21 +235,21 @@ class _Work:
             runs += done.runs
             turns = [] if done.failed is None else self._without(turns[len(done.runs)][0], done.failed, turns)
             if done.failed is not None:
-                failed[done.failed["labels"][0]] = f"at batch {done.failed['batch']}: {done.failed['message']}"
+                failed[done.failed.labels[0]] = f"at batch {done.failed.batch}: {done.failed.message}"
         self.limit.add_runs(len(runs), self.limit.clock() - began - (longer_s if is_long else 0.0))
         return runs, failed
 
     def _without(
-        self, request: MeasurementRequest, failed: Mapping[str, Any], turns: Sequence[list[MeasurementRequest]]
+        self, request: MeasurementRequest, failed: FailedRun, turns: Sequence[list[MeasurementRequest]]
     ) -> list[list[MeasurementRequest]]:
         """The turns of the other networks, from the round in which this one failed.
 
         Raises:
             AgentError: it was the dense network at the smallest batch size, with which all others are compared.
         """
-        problem = f"cannot measure {request.label} at batch {request.batch} on {self.board.host}: {failed['message']}"
+        problem = f"cannot measure {request.label} at batch {request.batch} on {self.board.host}: {failed.message}"
         if request.label == self.dense.name and request.batch == self.conditions.batches[0]:
-            raise AgentError(problem, remote_traceback=failed["traceback"])
+            raise AgentError(problem, remote_traceback=failed.traceback)
         self.progress.warn(f"{problem}; the others continue without it")
         rounds = [(turn.batch, turn.round) for (turn,) in turns]
         return [

@@ -18,7 +18,7 @@ from edgevit.errors import UnknownNameError, UnsupportedModelError
 from edgevit.network.anatomy import Block, BlockDims, Decoder
 from edgevit.network.cost import Geometry
 from edgevit.network.layers import BlockLayers, Ends
-from edgevit.network.weights import Weights
+from edgevit.network.weights import TimmArguments, Weights
 
 
 class Interchange(Protocol):
@@ -53,7 +53,7 @@ class Interchange(Protocol):
         module_state: Mapping[str, Tensor],
         stated: Collection[str],
         /,
-    ) -> tuple[dict[str, Any], str | None]:
+    ) -> tuple[TimmArguments, str | None]:
         """timm's arguments with which the network would have these weights' shapes, and a note about assumptions.
 
         Arguments that are `stated` are not guessed.
@@ -62,10 +62,10 @@ class Interchange(Protocol):
             CheckpointError: an argument neither follows from shapes nor can be assumed.
         """
 
-    def stated_arguments(self, module: nn.Module, /) -> dict[str, Any]:
+    def stated_arguments(self, module: nn.Module, /) -> TimmArguments:
         """timm's arguments of a network that the shapes of its weights do not say."""
 
-    def timm_arguments(self, module: nn.Module, depth: int, embed: int, /) -> dict[str, Any]:
+    def timm_arguments(self, module: nn.Module, depth: int, embed: int, /) -> TimmArguments:
         """As `Network.timm_arguments`."""
 
     def plain_loader(self, module: nn.Module, /) -> str | None:

@@ -9,6 +9,7 @@ from places import STANDINS
 from some_runs import DENSE
 
 from edgevit.agent.records import Run
+from edgevit.board.answers import BenchAnswer, Changed, FailedRun
 from edgevit.board.bench import Setting
 from edgevit.board.facts import BoardFacts, PowerMode
 from edgevit.board.profiles import load_profile
@@ -140,8 +141,7 @@ class SlowBoard:
             )
             for turn, one in enumerate(asked)
         ]
-        told = {"changed": {}, "failed": None, "alone": None, "profiles": []}
-        return keep(read({"runs": [run.to_dict() for run in runs], **told}))
+        return keep(read(BenchAnswer(tuple(run.to_dict() for run in runs), (), Changed(None, None, ()), None, None)))
 
     def build(self, *_, name, **__):
         self.now_s += self.build_s * (0.5 if " 0.8 " in name else 1)
@@ -237,8 +237,8 @@ class SmallBoard(SlowBoard):
         as_it_is = {"read": lambda told: told, "keep": lambda told: told}
         told = super().run_job(method, {**args, "requests": args["requests"][:made]}, **as_it_is)
         if made is not None:
-            error = {"message": "the measurement died: out of memory?", "traceback": "..."}
-            told["failed"] = {"labels": [asked[made][0]], "batch": asked[made][1], **error}
+            failed = FailedRun("the measurement died: out of memory?", "...", (asked[made][0],), asked[made][1])
+            told = replace(told, failed=failed)
         return keep(read(told))
 
 

@@ -14,7 +14,7 @@ neurons removed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil, inf
 from typing import Any, Literal
@@ -58,7 +58,7 @@ QUANTITIES = ("macs", "params", "ms", "mj")
 CUTS_DETECTORS = True
 _HEAD_BIAS = -100.0  # added to the logits of classes outside the task, where the head keeps them
 _ENERGY = 0.93  # share of the squared singular values that attention keeps, as published
-_PUBLISHED: dict[str, Any] = {"purification": "always", "purification_steps": 10_000, "neurons": "activation"}
+_PUBLISHED: Mapping[str, Any] = {"purification": "always", "purification_steps": 10_000, "neurons": "activation"}
 
 
 @dataclass(frozen=True)

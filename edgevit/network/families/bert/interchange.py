@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError
 from edgevit.network.families.bert.modules import BertClassifier
-from edgevit.network.weights import State, Weights, mlp_ratio
+from edgevit.network.weights import State, TimmArguments, Weights, mlp_ratio
 
 _WORDS = "embeddings.word_embeddings.weight"
 _RULES = [
@@ -47,7 +47,7 @@ def guessed_name(state: Mapping[str, Tensor]) -> str | None:
     return "bert" if f"bert.{_WORDS}" in state else None
 
 
-def _shape_arguments(state: Mapping[str, Tensor]) -> dict[str, Any]:
+def _shape_arguments(state: Mapping[str, Tensor]) -> TimmArguments:
     """The arguments by which a network has the shapes of these weights; of another network's, none."""
     words, places, types = (
         state.get(f"bert.embeddings.{kind}_embeddings.weight") for kind in ("word", "position", "token_type")
@@ -55,7 +55,7 @@ def _shape_arguments(state: Mapping[str, Tensor]) -> dict[str, Any]:
     if words is None or places is None or types is None:
         return {}
     numbers = [int(match[1]) for name in state if (match := re.match(r"bert\.encoder\.layer\.(\d+)\.", name))]
-    arguments: dict[str, Any] = {
+    arguments: TimmArguments = {
         "vocab_size": len(words), "embed_dim": words.shape[1], "max_positions": len(places), "token_types": len(types),
         "depth": max(numbers, default=-1) + 1,
     }  # fmt: skip
@@ -67,7 +67,7 @@ def _shape_arguments(state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def guessed_arguments(
     state: Mapping[str, Tensor], network: Any, network_state: Mapping[str, Tensor], stated: Collection[str]
-) -> tuple[dict[str, Any], str | None]:
+) -> tuple[TimmArguments, str | None]:
     """The arguments by which a network would have the shapes of these weights; those that are `stated` are left out.
 
     Raises:
@@ -82,12 +82,12 @@ def guessed_arguments(
     return {key: value for key, value in then.items() if now.get(key) != value and key not in stated}, None
 
 
-def stated_arguments(module: BertClassifier) -> dict[str, Any]:
+def stated_arguments(module: BertClassifier) -> TimmArguments:
     return {"tokens": module.tokens, "pad_token": module.pad_token, "norm_eps": module.norm_eps,
             "act_layer": module.act_layer}  # fmt: skip
 
 
-def timm_arguments(module: BertClassifier, depth: int, embed: int) -> dict[str, Any]:
+def timm_arguments(module: BertClassifier, depth: int, embed: int) -> TimmArguments:
     layers = len(module.bert.encoder.layer)
     return {} if layers == depth else {"depth": layers}
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.families.swin.modules import SwinStage, TokenSwin, WindowAttention, WindowBlock, Windows
 from edgevit.network.families.swin.plain import plain_loader as plain_loader
-from edgevit.network.weights import State, Weights, first_names, mlp_ratio
+from edgevit.network.weights import State, TimmArguments, Weights, first_names, mlp_ratio
+from edgevit.records.model import PreprocessingFields
 
 _PATCHES = "patch_embed.proj.weight"
 _HUGGING_FACE = [
@@ -166,12 +167,12 @@ def named(state: Mapping[str, Tensor]) -> Weights:
     return Weights(renamed, tuple(notes), 0 if head is None else len(head), origin, usual)
 
 
-def _torchvision_preprocessing(state: Mapping[str, Tensor]) -> dict[str, Any]:
+def _torchvision_preprocessing(state: Mapping[str, Tensor]) -> PreprocessingFields:
     """The preprocessing of torchvision's weights; a size that it does not have is resized as timm's is."""
     size = _SIZES.get(len(state["patch_embed.proj.bias"]), "")
     if size == "tiny" and any(name.startswith("layers.2.blocks.6.") for name in state):
         size = "small"  # of the same width
-    usual: dict[str, Any] = {
+    usual: PreprocessingFields = {
         "mean": list(IMAGENET_DEFAULT_MEAN), "std": list(IMAGENET_DEFAULT_STD), "interpolation": "bicubic",
     }  # fmt: skip
     return usual | ({"crop_pct": 224 / _TORCHVISION_RESIZED[size]} if size in _TORCHVISION_RESIZED else {})
@@ -216,7 +217,7 @@ def fitted(weights: Weights, network: Any, name: str, *, resample: bool, trained
     return replace(weights, state=state, notes=(*weights.notes, note))
 
 
-def _shape_arguments(state: Mapping[str, Tensor]) -> dict[str, Any]:
+def _shape_arguments(state: Mapping[str, Tensor]) -> TimmArguments:
     """timm's arguments that the shapes of weights under timm's names say."""
     patches = state.get(_PATCHES)
     places = [match for name in state if (match := re.fullmatch(r"layers\.(\d+)\.blocks\.(\d+)\.norm2\.bias", name))]
@@ -225,7 +226,7 @@ def _shape_arguments(state: Mapping[str, Tensor]) -> dict[str, Any]:
     stages = range(max(int(match[1]) for match in places) + 1)
     depths = [1 + max((int(m[2]) for m in places if int(m[1]) == stage), default=-1) for stage in stages]
     tables = [state.get(f"layers.{stage}.blocks.0.attn.relative_position_bias_table") for stage in stages]
-    arguments: dict[str, Any] = {
+    arguments: TimmArguments = {
         "patch_size": patches.shape[2],
         "in_chans": patches.shape[1],
         "embed_dim": patches.shape[0],
@@ -245,7 +246,7 @@ def _shape_arguments(state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def guessed_arguments(
     state: Mapping[str, Tensor], network: Any, network_state: Mapping[str, Tensor], stated: Collection[str]
-) -> tuple[dict[str, Any], str | None]:
+) -> tuple[TimmArguments, str | None]:
     """The arguments by which a network would have the shapes of these weights; those that are `stated` are left out."""
     now, then = _shape_arguments(network_state), _shape_arguments(state)
     return {key: value for key, value in then.items() if now.get(key) != value and key not in stated}, None
@@ -263,10 +264,10 @@ def guessed_name(state: Mapping[str, Tensor]) -> str | None:
     return f"swin_{size}_patch4_window{'12_384' if large else '7_224'}"
 
 
-def stated_arguments(module: Any) -> dict[str, Any]:
+def stated_arguments(module: Any) -> TimmArguments:
     return {"img_size": list(module.patch_embed.img_size)}
 
 
-def timm_arguments(module: Any, depth: int, embed: int) -> dict[str, Any]:
+def timm_arguments(module: Any, depth: int, embed: int) -> TimmArguments:
     depths = [len(stage.blocks) for stage in module.layers]
     return {} if sum(depths) == depth else {"depths": depths}

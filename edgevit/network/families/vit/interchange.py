@@ -14,10 +14,11 @@ from edgevit.network.families.vit.rotary import WithoutPositions
 from edgevit.network.families.vit.rotary import adopted as adopted
 from edgevit.network.families.vit.shapes import guessed_arguments as guessed_arguments
 from edgevit.network.families.vit.shapes import guessed_name as guessed_name
+from edgevit.network.weights import TimmArguments
 
 
-def stated_arguments(module: Any) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"img_size": list(module.patch_embed.img_size)}
+def stated_arguments(module: Any) -> TimmArguments:
+    arguments: TimmArguments = {"img_size": list(module.patch_embed.img_size)}
     if isinstance(module, VisionTransformer) and not isinstance(module, WithoutPositions):
         arguments |= {"no_embed_class": module.no_embed_class, "global_pool": module.global_pool}
         attention = next((attn for block in module.blocks if (attn := attn_of(block)) is not None), None)
@@ -25,7 +26,7 @@ def stated_arguments(module: Any) -> dict[str, Any]:
     return arguments
 
 
-def timm_arguments(module: Any, depth: int, embed: int) -> dict[str, Any]:
+def timm_arguments(module: Any, depth: int, embed: int) -> TimmArguments:
     changed = {} if len(module.blocks) == depth else {"depth": len(module.blocks)}
     if module.embed_dim != embed:
         # timm requires a multiple of the number of heads; the heads of blocks are set by `resize`.

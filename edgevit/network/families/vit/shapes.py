@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edgevit.errors import CheckpointError
 from edgevit.network.families.vit.rotary import WithoutPositions
-from edgevit.network.weights import mlp_ratio
+from edgevit.network.weights import TimmArguments, mlp_ratio
 
 _HEAD_WIDTH = 64  # of nearly every ViT
 PATCHES = "patch_embed.proj.weight"
@@ -20,7 +20,7 @@ REGISTERS = "register_tokens"  # as DINOv2 has them, whose positions count the c
 _SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge", 1536: "giant"}  # by embedding width
 
 
-def shape_arguments(state: Mapping[str, Tensor], *, no_embed_class: bool = False) -> dict[str, Any]:
+def shape_arguments(state: Mapping[str, Tensor], *, no_embed_class: bool = False) -> TimmArguments:
     """timm's arguments that the shapes of weights under timm's names say; of images only where patches are a square.
 
     Args:
@@ -31,7 +31,7 @@ def shape_arguments(state: Mapping[str, Tensor], *, no_embed_class: bool = False
         return {}
     embed, channels, height, width = patches.shape
     numbers = {int(match[1]) for name in state if (match := re.match(r"blocks\.(\d+)\.", name))}
-    arguments: dict[str, Any] = {
+    arguments: TimmArguments = {
         "patch_size": height if height == width else (height, width),
         "in_chans": channels,
         "embed_dim": embed,
@@ -71,7 +71,7 @@ def _registers(state: Mapping[str, Tensor]) -> int:
 
 def _of_positions(
     state: Mapping[str, Tensor], arguments: Mapping[str, Any], patch: tuple[int, int], *, no_embed_class: bool
-) -> dict[str, Any]:
+) -> TimmArguments:
     """The size of images, and whether positions are of patches alone."""
     positions = state.get("pos_embed")
     if positions is None or positions.ndim != 3:
@@ -93,7 +93,7 @@ def _of_positions(
 
 def guessed_arguments(
     state: Mapping[str, Tensor], network: Any, network_state: Mapping[str, Tensor], stated: Collection[str]
-) -> tuple[dict[str, Any], str | None]:
+) -> tuple[TimmArguments, str | None]:
     """The arguments by which a network would have the shapes of these weights, and what is assumed of its heads.
 
     Args:
@@ -128,7 +128,7 @@ def guessed_arguments(
     )
 
 
-def _of_eva(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _of_eva(arguments: Mapping[str, Any]) -> TimmArguments:
     """The same for timm's Eva, as far as it has them."""
     names = {"patch_size": "patch_size", "embed_dim": "embed_dim", "depth": "depth", "reg_tokens": "num_reg_tokens"}
     return {names[name]: value for name, value in arguments.items() if name in names}
