@@ -501,7 +501,7 @@ def test_a_camera_frame_is_classified_like_the_file_it_shows(
 
 def test_the_example_calls_other_what_the_model_would(exported: Path, by_onnx: dict[str, str], tmp_path: Path) -> None:
     from edgevit.exporting.session import OnnxModel
-    from edgevit.network.rejection import Rejection
+    from edgevit.network.prediction import Rejection
 
     record = json.loads((exported / "export" / "export.json").read_text())
     model = OnnxModel(exported / "export" / "model.fp32.onnx")

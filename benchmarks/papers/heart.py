@@ -50,7 +50,7 @@ from torch import Tensor
 
 from benchmarks.derivations import SIZES, device_field
 from benchmarks.sources import add_source, record_file, refusals, source_from
-from edgevit.data.augment import AUGMENTS
+from edgevit.data.request import AUGMENTS
 from edgevit.derivation.methods.heart.scores import MOST, Gates, gate_losses, measure_scores, twice_differentiable
 from edgevit.errors import OptionError
 from edgevit.network.classifier import with_classes

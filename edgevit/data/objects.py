@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from edgevit.data.augment import Augment
 from edgevit.data.batches import make_loader, seeded
+from edgevit.data.request import Augment
 from edgevit.data.sources import Reference
 from edgevit.data.sources.coco import CocoImages, CocoObject
 from edgevit.errors import DataError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from edgevit.data.classes import listed, refuse_part_of_a_name
 from edgevit.data.sources import class_names, refuse_missing_unlabelled
@@ -61,6 +61,8 @@ GroupBy = Annotated[
 ]
 
 _SYNSET = re.compile(r"n\d{8}")  # ImageNet's names of classes, of which timm has the list
+Augment = Literal["none", "crop", "flip", "deit"]
+AUGMENTS: tuple[Augment, ...] = ("none", "crop", "flip", "deit")
 
 
 def check_data(

@@ -21,11 +21,11 @@ from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from edgevit.data.augment import Augment
 from edgevit.data.batches import make_loader, seeded
 from edgevit.data.classes import base_list, base_order, listed, refuse_unnamed, resolve
 from edgevit.data.examine import FEW, copies, find_unreadable, image_sha256
 from edgevit.data.objects import LearntObjects
+from edgevit.data.request import Augment
 from edgevit.data.similar import warn_of_recordings
 from edgevit.data.sources import ImageSource, Part, Reference, open_pictures, open_source, open_unlabelled
 from edgevit.data.sources.coco import CocoImages
@@ -215,7 +215,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Task:
-    """Images by their parts, and their classes: there may be no images (`edgevit.data.unseen`), or no classes."""
+    """Images by their parts, and their classes: there may be no images (`edgevit.data.in_memory`), or no classes."""
 
     classes: tuple[TargetClass, ...]
     train: Split

@@ -18,17 +18,18 @@ from edgevit.exporting.gates import HEAD_OPERATORS, OPERATORS, TEXT_OPERATORS
 from edgevit.exporting.graph import save_graph, trace
 from edgevit.exporting.halving import convert
 from edgevit.exporting.images import Subject, data_record, subject_of
-from edgevit.exporting.padding import pad_heads
 from edgevit.exporting.precision import check_range, norm_names
 from edgevit.exporting.session import OUTPUT_KIND
+from edgevit.network.anatomy import Block, BlockDims
 from edgevit.network.checkpoint import Model, load
 from edgevit.network.device import find_device
+from edgevit.network.network import Network
 from edgevit.records.export import Batch, ExportedModel, Padding, Range
-from edgevit.records.model import BlockDims
 from edgevit.records.model_folder import ModelFolder
 from edgevit.version import written_by
 
 Predict = Callable[[Tensor], Tensor]  # outputs [B, ...] of images [B, C, H, W]
+MULTIPLE, LEAST = 8, 16  # other fusable widths cost an extra copy: docs/decisions/001-fusable-shapes.md
 
 
 @dataclass(frozen=True)
@@ -205,3 +206,25 @@ def open_model(folder: Path) -> ModelSource:
     model.requires_grad_(False)
     weights_sha256 = ModelFolder(folder).document().weights_sha256
     return ModelSource(model, subject_of(model.spec, data_record(folder)), weights_sha256)
+
+
+def padded_width(dims: BlockDims) -> int:
+    """The common width of QK and VO with which a block fuses; a fusable block keeps its width."""
+    widest = dims.head_width
+    return widest if dims.fusable else max(LEAST, -(-widest // MULTIPLE) * MULTIPLE)
+
+
+def _pad_block(block: Block) -> Block:
+    """The same function with a fusable attention."""
+    if block.attention is None:
+        return block
+    width = padded_width(block.dims)
+    return replace(block, attention=block.attention.padded(width, width))
+
+
+def pad_heads(network: Network) -> Network:
+    """Return a copy with zero-padded heads, of a width at which NVIDIA's compiler fuses attention.
+
+    It computes the same; its blocks all have equal QK and VO widths.
+    """
+    return network.build([_pad_block(block) for block in network.read()]).eval()

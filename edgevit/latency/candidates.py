@@ -14,10 +14,10 @@ from edgevit.derivation.request import BaseRequest, DeriveRequest
 from edgevit.derivation.session.base import run as write_base
 from edgevit.derivation.session.derive import run as derive
 from edgevit.errors import OutputError
-from edgevit.latency.growing_table import GrowingTable
 from edgevit.latency.paired import PairedBench
 from edgevit.latency.request import NONE_MEASURED, MeetRequest
 from edgevit.latency.rounds import Candidate, MeasuredFigure, Shape
+from edgevit.latency.table import GrowingTable
 from edgevit.progress import Progress
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import has_state, partial_folder

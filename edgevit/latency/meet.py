@@ -35,11 +35,11 @@ from edgevit.errors import (
 )
 from edgevit.latency.candidates import CandidateBuilder, shape_in
 from edgevit.latency.cost import write_table
-from edgevit.latency.growing_table import GrowingTable
 from edgevit.latency.paired import PairedBench
 from edgevit.latency.request import MeetRequest, identity
 from edgevit.latency.rounds import MeasuredFigure, Round, Search, Terms
 from edgevit.latency.search import OUT_OF_REACH, SearchOutcome, search_plans
+from edgevit.latency.table import GrowingTable
 from edgevit.latency.target import probe
 from edgevit.network.checkpoint import load, network_without_weights, open_network
 from edgevit.network.classifier import with_features

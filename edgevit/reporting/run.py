@@ -16,13 +16,15 @@ from edgevit.records.writing import write_whole, writing
 from edgevit.reporting.choice import Panel, not_shown, panels
 from edgevit.reporting.gather import Evidence, gather
 from edgevit.reporting.page import as_html
-from edgevit.reporting.ready_made import judge_files
 from edgevit.reporting.request import FORMATS, Format, ReportRequest
 from edgevit.reporting.tables import as_csv, as_json, as_markdown
 from edgevit.request import as_request, takes_options
 
 if TYPE_CHECKING:
     from edgevit.reporting.wrong import Wrong
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.writing import file_sha256
+from edgevit.reporting.axes import task_of
 
 _PAGE = Path("report.html")
 _STANDARD_OUTPUT = Path("-")
@@ -150,3 +152,39 @@ def _text(format: Format, shown: Sequence[Panel], evidence: Evidence, mistaken: 
     if format == "md":
         return f"{MARKS['md']} -->\n{as_markdown(shown, evidence.skipped, evidence.costs)}"
     return as_csv(shown) if format == "csv" else as_json(shown, evidence.skipped, evidence.costs)
+
+
+def judge_files(files: Sequence[Path], evidence: Evidence, progress: Progress) -> list[Path]:
+    """Import and judge each file, unless that is done; return their folders.
+
+    The folder is one of the evidence that the same file was imported to, or the one where `edgevit export` writes it.
+
+    Raises:
+        OptionError: the models were judged on no images of classes, or on several sets of them.
+        EdgeVitError: as `edgevit.exporting.ready_made.judge_ready_made` raises.
+    """
+    judged = {
+        task_of(m).images_key: (m.derivation.data, m.document.preprocessing)
+        for m in evidence.models
+        if m.derivation is not None and m.derivation.data is not None and m.document is not None and m.class_names
+    }
+    if len(judged) > 1:
+        raise OptionError(
+            f"the models were judged on {len(judged)} sets of images, and --beside needs one; give folders of one task"
+        )
+    if not judged:
+        raise OptionError("no model here says on which images it was judged, as --beside needs; derive one with --data")
+    ((data, preprocessing),) = judged.values()
+    imported = {model.imported.file_sha256: model.folder for model in evidence.models if model.imported}
+    folders = []
+    for file in files:
+        sha256 = file_sha256(file)
+        folder = imported.get(sha256, ModelFolder(file.with_suffix("")))
+        folders.append(folder.path)
+        document = folder.imported() if folder.is_imported else None
+        if document is not None and document.file_sha256 == sha256 and document.is_judged_on(data):
+            continue
+        from edgevit.exporting.ready_made import judge_ready_made
+
+        judge_ready_made(file, folder, data, preprocessing, progress)
+    return folders

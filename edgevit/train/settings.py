@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, get_args
 
-from edgevit.data.augment import AUGMENTS, Augment
+from edgevit.data.request import AUGMENTS, Augment
 from edgevit.errors import UnknownNameError
 from edgevit.network.device import check_device_name
 from edgevit.numbers import COUNT, SEED, check_number

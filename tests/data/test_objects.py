@@ -10,8 +10,8 @@ import torch
 from detectors import square, write_annotations
 from pycocotools.mask import encode
 
-from edgevit.data.augment import AUGMENTS, Augment
 from edgevit.data.objects import LearntObjects, mask_of
+from edgevit.data.request import AUGMENTS, Augment
 from edgevit.data.sources.coco import CocoImages, CocoObject
 from edgevit.errors import DataError
 

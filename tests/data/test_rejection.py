@@ -13,7 +13,7 @@ from small_base import PREPROCESSING
 from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import open_task
 from edgevit.errors import DataError
-from edgevit.network.rejection import Rejection
+from edgevit.network.prediction import Rejection
 
 CLASSES = ["3", "5", "8"]
 

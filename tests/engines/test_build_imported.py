@@ -20,9 +20,8 @@ from edgevit.board.connection import open_board
 from edgevit.board.facts import examine
 from edgevit.board.models import find_engine_file
 from edgevit.engines.build import build_engine
-from edgevit.engines.evaluate import evaluate_engine
 from edgevit.engines.request import EvaluateRequest, ExportRequest
-from edgevit.engines.run import evaluate, export
+from edgevit.engines.run import evaluate, evaluate_engine, export
 from edgevit.errors import EngineError, ExportError
 from edgevit.exporting.imported import open_imported
 from edgevit.exporting.source import Form

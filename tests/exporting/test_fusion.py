@@ -13,7 +13,7 @@ from small_models import random_base, with_embedding, with_fewer_tokens
 from edgevit.errors import ExportError
 from edgevit.exporting.fusion import Fusion, count_fused, fusion_remark
 from edgevit.exporting.graph import write_onnx
-from edgevit.exporting.padding import pad_heads
+from edgevit.exporting.source import pad_heads
 
 pytest.importorskip("tensorrt_rtx")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from model_folders import derivation_of, some_spec, spec_text
 
 from edgevit.latency.candidates import REFINED, CandidateBuilder, shape_in
-from edgevit.latency.growing_table import GrowingTable
 from edgevit.latency.rounds import Shape
+from edgevit.latency.table import GrowingTable
 from edgevit.records.derivation import Facts
 from edgevit.records.model import BlockDims
 from edgevit.records.model_folder import ModelFolder

@@ -19,7 +19,7 @@ from some_costs import fill
 
 from edgevit.derivation.allocate.cost_table import load_cost_table
 from edgevit.engines import builder
-from edgevit.latency import growing_table, paired, rounds, search, target
+from edgevit.latency import paired, rounds, search, table, target
 from edgevit.latency.table import measured_table
 from edgevit.latency.target import MeasurementTarget, probe
 from edgevit.progress import Silent
@@ -34,7 +34,7 @@ WIDE = 192  # of an embedding whose weights are most of a file
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "SAMPLES", 5)
     monkeypatch.setattr(target, "WARMUP_S", 0.0)
-    monkeypatch.setattr(growing_table, "measured_table", partial(measured_table, points=0))  # what is there is enough
+    monkeypatch.setattr(table, "measured_table", partial(measured_table, points=0))  # what is there is enough
     monkeypatch.setattr(search, "SURPRISING", 9.0)
     monkeypatch.setattr(rounds, "MOST", 1)
     monkeypatch.setattr(paired, "MOST_BATCH", 1)

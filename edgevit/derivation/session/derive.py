@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from edgevit.data.in_memory import without_images
 from edgevit.data.task import Task, without
-from edgevit.data.unseen import without_images
 from edgevit.derivation.allocate.budget import Budget, make_budget
 from edgevit.derivation.allocate.cost_table import load_cost_table
 from edgevit.derivation.allocate.policy import Policy, make_policy

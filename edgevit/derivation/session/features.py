@@ -10,20 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgevit.data.sources.coco import CocoImages
 from edgevit.data.task import Split, Task
 from edgevit.derivation.cache import Cache
 from edgevit.derivation.measure.divergence import network_outputs
 from edgevit.derivation.request import depths_of, puts_out_features, tokens_of_output
-from edgevit.derivation.session.boxes import level_units, measure_boxes
-from edgevit.derivation.session.maps import measure_map
 from edgevit.errors import DataError, OptionError
 from edgevit.network.checkpoint import Headless, Model, derived_spec, tensors_sha256
 from edgevit.network.classifier import with_features
 from edgevit.network.detector import Pyramid
 from edgevit.network.network import Network
 from edgevit.network.output import Features, Levels, Map
-from edgevit.records.derivation import SimilarityRecord
+from edgevit.records.derivation import BoxesRecord, MapRecord, SimilarityRecord
 from edgevit.records.model import OutputKind, TokenOutput
+from edgevit.train.detections import find_objects
 from edgevit.train.passes import Passes
 
 _KINDS: Mapping[str, OutputKind] = {"map:foreground": "foreground", "map:classes": "classes"}  # map: the base's own
@@ -171,3 +171,72 @@ def same_neighbours(reference: Tensor, features: Tensor) -> float | None:
         cosines.fill_diagonal_(-2)
         nearest.append(torch.zeros_like(cosines).scatter_(1, cosines.topk(_NEIGHBOURS).indices, 1))
     return float((nearest[0] * nearest[1]).sum() / nearest[0].sum())
+
+
+def measure_map(output: Map, base: Network, derived: Network, images: Split, passes: Passes) -> MapRecord:
+    """Compare maps of held-out images batch by batch, as those of all may not fit into memory."""
+    base, derived = (network.to(passes.compute.device).eval() for network in (base, derived))
+    sums = torch.zeros(3, dtype=torch.float64, device=passes.compute.device)
+
+    def compare(batch: Tensor, _: Tensor) -> None:
+        reference, outputs = base(batch).float(), derived(batch).float()
+        sums[0] += output.divergence(reference.double(), outputs.double()).sum()
+        sums[1] += output.score(outputs, output.answers(reference)).sum()
+        sums[2] += (output.shown(outputs) - output.shown(reference)).abs().flatten(1).mean(1).sum()
+
+    passes.show(base, images, compare, stage="compare maps")
+    divergence, score, error = (passes.compute.sum(sums) / len(images)).tolist()
+    return MapRecord(len(images), max(divergence, 0.0), score, error)
+
+
+def level_units(network: Network, images: Split, passes: Passes) -> Tensor:
+    """The unit of each value of a pyramid: [values].
+
+    That is the standard deviation of its level, times a factor by which a mean over all values is the mean over the
+    levels: the finest has most of the values, and must not count most.
+    """
+    assert isinstance(network.module, Pyramid)
+    pyramid, sizes = network.module, list[int]()
+    sums = torch.zeros(0)
+
+    def add(batch: Tensor, _: Tensor) -> None:
+        nonlocal sums
+        levels = [level.flatten(1).double() for level in pyramid.levels(batch).values()]
+        sizes[:] = [level.shape[1] for level in levels]
+        moments = torch.stack([torch.stack([x.mean(1).sum(), x.square().mean(1).sum()]) for x in levels])
+        sums = moments if not len(sums) else sums + moments
+
+    passes.show(network, images, add)
+    mean, square = (passes.compute.sum(sums) / len(images)).cpu().unbind(1)
+    deviations = (square - mean.square()).clamp_min(0).sqrt()
+    shares = torch.tensor(sizes, dtype=torch.float64) * len(sizes) / sum(sizes)
+    return (deviations * shares.sqrt()).repeat_interleave(torch.tensor(sizes))
+
+
+def measure_boxes(
+    output: Levels,
+    base: Network,
+    derived: Network,
+    task: Task,
+    passes: Passes,
+    finetuned: Network | None,
+    imitated: Network,
+) -> BoxesRecord:
+    """Compare held-out images batch by batch; those with annotations tell what both detectors find, too."""
+    images = task.test
+    base, derived, imitated = (network.to(passes.compute.device).eval() for network in (base, derived, imitated))
+    total = torch.zeros((), dtype=torch.float64, device=passes.compute.device)
+
+    def compare(batch: Tensor, _: Tensor) -> None:
+        total.add_(2 * output.divergence(imitated(batch).double(), derived(batch).double()).sum())
+
+    passes.show(imitated, images, compare, stage="compare pyramids")
+    error = float(passes.compute.sum(total)) / len(images)
+    if not isinstance(images.source, CocoImages):
+        return BoxesRecord(len(images), error)
+    categories = images.source.chosen(task.arguments.get("showing"))
+    judged = [
+        network and find_objects(network, images, categories, progress=passes.progress).record()
+        for network in (base, derived, finetuned)
+    ]
+    return BoxesRecord(len(images), error, *judged)

@@ -11,7 +11,7 @@ from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import Split, Task
 from edgevit.errors import DataError
 from edgevit.network.network import Network
-from edgevit.network.rejection import OTHER, calibrate_rule, check_share
+from edgevit.network.prediction import OTHER, calibrate_rule, check_share
 from edgevit.progress import Progress
 from edgevit.records.derivation import RejectedRecord
 from edgevit.records.model import Rejection

@@ -13,7 +13,7 @@ import torch
 
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import POLICIES, Widths, fit
-from edgevit.exporting.padding import padded_width
+from edgevit.exporting.source import padded_width
 from edgevit.jobs.suite.plan import NetworkEntry, shipped_plan
 from edgevit.jobs.suite.request import SIZES
 from edgevit.network.anatomy import Block, BlockDims

@@ -34,7 +34,7 @@ from edgevit.errors import (
 )
 from edgevit.exporting import current
 from edgevit.exporting.request import FilesRequest
-from edgevit.latency import grid, growing_table, paired, rounds
+from edgevit.latency import grid, paired, rounds
 from edgevit.latency.rounds import MeasuredFigure
 from edgevit.latency.table import measured_table
 from edgevit.latency.target import MeasurementTarget, probe
@@ -89,7 +89,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, fewer_digits():
-        patch.setattr(growing_table, "measured_table", guessed)
+        patch.setattr("edgevit.latency.table.measured_table", guessed)
         patch.setattr(paired, "ROUNDS", 2)
         patch.setattr(paired, "SECONDS", 0.02)
         yield
@@ -172,7 +172,7 @@ def test_a_network_of_stages_meets_a_budget_by_the_clock(
     swin: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where nothing was measured before
-    monkeypatch.setattr(growing_table, "measured_table", partial(measured_table, points=0, rounds=2))
+    monkeypatch.setattr("edgevit.latency.table.measured_table", partial(measured_table, points=0, rounds=2))
     monkeypatch.setattr(grid, "SHARES", (0.5,))
     monkeypatch.setattr(rounds, "MOST", 1)
     monkeypatch.setattr(paired, "ROUNDS", 6)
@@ -297,7 +297,7 @@ def test_a_budget_is_spent_on_tokens_where_the_method_lets_them_leave(
         fewer = [cost for n in (48, 32, 16) for cost in scaled(content, n / 65, tokens=n)]
         return CostTable.model_validate({**content, "costs": [*content["costs"], *fewer]})
 
-    monkeypatch.setattr(growing_table, "measured_table", listed)
+    monkeypatch.setattr("edgevit.latency.table.measured_table", listed)
     few = {"calibration_images": 8, "probes": 1} if method == "heart" else {
         **asked["options"], "cut_tokens": "predicted", "drop_blocks": False, "drop_sites": False, "drop_heads": False,
     }  # fmt: skip
@@ -497,7 +497,7 @@ def test_a_budget_out_of_reach_is_refused_with_the_minimum(asked: dict[str, Any]
 def test_a_base_that_does_not_know_its_classes_is_refused_before_a_cost_is_measured(
     asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(growing_table, "measured_table", None)  # not to be called
+    monkeypatch.setattr("edgevit.latency.table.measured_table", None)  # not to be called
     with pytest.raises(DataError, match=r"validation images among all 10 outputs .*--accept-weak-base$"):
         edgevit.meet(NAME, ms=5, out=tmp_path / "t", **{**asked, "accept_weak_base": False})
     assert list(tmp_path.iterdir()) == []
@@ -588,7 +588,7 @@ def test_a_budget_is_spent_on_the_embedding_where_the_table_lists_it(
         narrow = [{"part": "fixed", "embed": 64, "ms": 0.005}, *scaled(content, 0.4, embed=64)]
         return CostTable.model_validate({**content, "costs": [*content["costs"], *narrow]})
 
-    monkeypatch.setattr(growing_table, "measured_table", listed)
+    monkeypatch.setattr("edgevit.latency.table.measured_table", listed)
     (made,) = edgevit.meet(NAME, ms=2.0, out=tmp_path / "t", **asked)
     met, width = made.record.met, made.model.geometry.embed
     assert met is not None and 0.9 * 2.0 < met.verified.value <= 2.0 and 64 <= width < 128
@@ -606,7 +606,7 @@ def test_a_budget_is_spent_on_the_embedding_where_the_table_lists_it(
 def test_a_table_of_another_place_or_base_is_refused_and_one_of_this_place_is_where_to_begin(
     asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(growing_table, "measured_table", None)
+    monkeypatch.setattr("edgevit.latency.table.measured_table", None)
     table, origin = guessed(network_without_weights(NAME, ARGS), MeasurementTarget()), probe(asked["target"], Silent())
     own = origin.model_dump(mode="json")
 

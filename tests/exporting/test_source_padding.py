@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_models import random_base, slimmed
 
-from edgevit.exporting.padding import pad_heads, padded_width
+from edgevit.exporting.source import pad_heads, padded_width
 from edgevit.network.anatomy import BlockDims
 
 

@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from edgevit.errors import OutputError
-from edgevit.records.leftovers import is_leftover, refuse_in_use, remove_leftovers
-from edgevit.records.writing import new_folder, refuse_existing, replaced_folder
+from edgevit.records.writing import (
+    is_leftover,
+    new_folder,
+    refuse_existing,
+    refuse_in_use,
+    remove_leftovers,
+    replaced_folder,
+)
 
 
 @pytest.fixture(scope="module")

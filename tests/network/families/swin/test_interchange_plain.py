@@ -10,7 +10,7 @@ import torch
 from family_examples import SWIN
 from small_models import SWIN_ARGS
 
-from edgevit.network.families.swin.plain import plain_loader
+from edgevit.network.families.swin.interchange import plain_loader
 
 
 @torch.no_grad()

@@ -16,11 +16,10 @@ from small_models import write_derived
 
 from edgevit.board.connection import open_board
 from edgevit.data.task import open_task
-from edgevit.engines import evaluate as module
+from edgevit.engines import run as module
 from edgevit.engines.build import build_engine
-from edgevit.engines.evaluate import evaluate_engine
 from edgevit.engines.request import EvaluateRequest, ExportRequest
-from edgevit.engines.run import evaluate
+from edgevit.engines.run import evaluate, evaluate_engine
 from edgevit.errors import AgentError, DataError, EngineError, OptionError, UnfitBoardError
 from edgevit.exporting.evaluate import Evaluation
 from edgevit.network.checkpoint import load

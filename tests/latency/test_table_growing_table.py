@@ -9,7 +9,7 @@ import pytest
 from some_rounds import TABLE
 
 from edgevit.derivation.allocate.cost_table import CostTable
-from edgevit.latency import growing_table
+from edgevit.latency import table
 from edgevit.latency.request import MeetRequest
 from edgevit.latency.target import MeasurementTarget
 from edgevit.progress import Silent
@@ -27,14 +27,14 @@ def test_what_is_measured_once_more_is_the_table_from_then_on(
         asked.append((target.board, sizes, embed, narrower, energy))
         return CostTable.model_validate({**TABLE, "measured_on": f"try {len(asked)}"})
 
-    monkeypatch.setattr(growing_table, "measured_table", measured)
+    monkeypatch.setattr(table, "measured_table", measured)
     request = MeetRequest(base="b", data="digits", out=tmp_path / "t", mj=40, target=MeasurementTarget(board="nano"))
-    known = growing_table.GrowingTable(small_vit(), request, request.run_target, Silent())
+    known = table.GrowingTable(small_vit(), request, request.run_target, Silent())
     assert known.table.measured_on == "try 1" and known.origin == {}
     sizes = (BlockDims(1, 16, 16, 8),)
     known.extend(sizes, 32)
     assert known.table.measured_on == "try 2"
     assert asked == [("nano", (), None, True, True), ("nano", sizes, 32, True, True)]
     nothing_narrower = MeetRequest(base="b", data="digits", out=tmp_path / "t", ms=4, method="vulcan")
-    growing_table.GrowingTable(small_vit(), nothing_narrower, MeasurementTarget(), Silent())
+    table.GrowingTable(small_vit(), nothing_narrower, MeasurementTarget(), Silent())
     assert asked[-1] == (None, (), None, False, False)

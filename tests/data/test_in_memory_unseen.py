@@ -1,7 +1,7 @@
 """A task without images has its classes, and parts of which nothing is read."""
 
+from edgevit.data.in_memory import without_images
 from edgevit.data.task import open_task
-from edgevit.data.unseen import without_images
 from edgevit.records.model import TargetClass
 
 PREPROCESSING = {"input_size": [3, 8, 8], "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edgevit.errors import DataError, OptionError
-from edgevit.network.rejection import Rejection, calibrate_rule, check_share, scores
+from edgevit.network.prediction import Rejection, calibrate_rule, check_share, scores
 
 
 def test_the_threshold_lets_no_more_than_the_share_fall_below_it() -> None:
