@@ -21,7 +21,7 @@ from .runners import RunnerError
 from .timing import replacing
 
 _FORMATS = {"float16": "e", "float32": "f"}
-OF_IDS = {"int64": "q", "int32": "i"}  # of texts; TensorRT before 10 takes 32 bits
+_OF_IDS = {"int64": "q", "int32": "i"}  # of texts; TensorRT before 10 takes 32 bits
 TICK_S = 0.2  # between two messages of progress
 
 
@@ -50,7 +50,7 @@ def classify(
     with open(images, "rb") as file, open_cuda() as cuda, open_engine(trt, make_log(trt), engine) as opened:
         _check_engine(opened, shape, dtype, columns)
         with closing(Execution(opened, cuda, batch)) as execution:
-            runner = _Runner(execution, cuda, batch, {**_FORMATS, **OF_IDS}[dtype])
+            runner = _Runner(execution, cuda, batch, {**_FORMATS, **_OF_IDS}[dtype])
             batches = _batches(send, runner, file, count, batch)
             answer = _write(runner, batches, images) if columns is None else _rows(runner, batches, columns)
     return {**answer, "seconds": time.monotonic() - began}
@@ -142,7 +142,7 @@ class _Runner:
 
 
 def _check_file(images: str, count: int, shape: Sequence[int], dtype: str) -> None:
-    formats = {**_FORMATS, **OF_IDS}
+    formats = {**_FORMATS, **_OF_IDS}
     if dtype not in formats:
         raise RunnerError(f"images of {dtype} cannot be read; known: {', '.join(formats)}")
     expected = count * math.prod(shape) * struct.calcsize(formats[dtype])
@@ -162,7 +162,7 @@ def _check_engine(engine: Engine, shape: Sequence[int], dtype: str, columns: Opt
         tensors = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in (*engine.inputs, *engine.outputs))
         raise RunnerError(f"no network of one input and one row of outputs for each image: it has {tensors}")
     images = engine.inputs[0]
-    taken = OF_IDS if dtype in OF_IDS else _FORMATS
+    taken = _OF_IDS if dtype in _OF_IDS else _FORMATS
     for tensor, formats in ((images, taken), *((output, _FORMATS) for output in engine.outputs)):
         if tensor.format not in formats.values():
             raise RunnerError(

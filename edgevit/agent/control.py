@@ -167,7 +167,7 @@ def own_command(function: Callable[..., None], *arguments: str) -> list[str]:
     return [sys.executable, "-c", _START, str(top), function.__module__, function.__name__, *arguments]
 
 
-def guard(root: str, folder: str) -> None:
+def _guard(root: str, folder: str) -> None:
     """Wait for the process that started this one to end, then put back what it did not.
 
     Its end is that of our stdin, and that of what it ran: see `_as_root`.
@@ -213,7 +213,7 @@ def _guarded(root: str, folder: Path, lock: int) -> Iterator[Guardian]:
     with ours, its:
         ours.shutdown(socket.SHUT_RD)
         process = subprocess.Popen(
-            own_command(guard, os.path.abspath(root), str(folder.absolute())),
+            own_command(_guard, os.path.abspath(root), str(folder.absolute())),
             stdin=its.fileno(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # not ours: sshd waits for whoever has it

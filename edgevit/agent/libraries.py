@@ -19,7 +19,7 @@ def _tell_tensorrt() -> None:
     _tell(describe_tensorrt)
 
 
-def tell_cuda() -> None:
+def _tell_cuda() -> None:
     from .cuda import describe_cuda
 
     _tell(describe_cuda)
@@ -31,7 +31,7 @@ def _tell_onnxruntime() -> None:
 
 LIBRARIES: dict[str, Callable[[], None]] = {
     "tensorrt": _tell_tensorrt,
-    "cuda": tell_cuda,
+    "cuda": _tell_cuda,
     "onnxruntime": _tell_onnxruntime,
 }
 

@@ -67,7 +67,7 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 
-LONGEST_MESSAGE, LONGEST_REASON = 4000, 200  # characters: names of files and classes may have any length
+_LONGEST_MESSAGE, _LONGEST_REASON = 4000, 200  # characters: names of files and classes may have any length
 _ALLOCATION = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)  # as torch says it
 _MORE_MEMORY = "make more memory available (`free -h`, `ulimit -v`)"
 STOPPED = 130  # what a shell expects of a program that Ctrl-C ended; SIGTERM ends with the same
@@ -103,14 +103,13 @@ def _run() -> int:
     except KeyboardInterrupt:
         code = STOPPED
     except EdgeVitError as error:
-        say(f"error: {shortened(str(error), LONGEST_MESSAGE)}")
+        say(f"error: {shortened(str(error), _LONGEST_MESSAGE)}")
         return STOPPED if isinstance(error, Interrupted) else 1
     except UsageError as error:
         context = getattr(error, "ctx", None)
         message = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
-        say(
-            f"error: {shortened(message, LONGEST_MESSAGE)}; see {context.command_path if context else 'edgevit'} --help"
-        )
+        command = context.command_path if context else "edgevit"
+        say(f"error: {shortened(message, _LONGEST_MESSAGE)}; see {command} --help")
         return 1
     except OSError as error:
         if error.errno != ENAMETOOLONG:
@@ -120,18 +119,18 @@ def _run() -> int:
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "edgevit":
             raise  # a mistake of ours
-        reason = shortened(str(error).partition("\n")[0], LONGEST_REASON)
+        reason = shortened(str(error).partition("\n")[0], _LONGEST_REASON)
         because = f": {reason}" if reason else ""
         say(f"error: cannot import {error.name or 'a library'}{because}; {_MORE_MEMORY}, or install edgevit again")
         return 1
     except MemoryError as error:
-        reason = shortened(str(error).partition("\n")[0], LONGEST_REASON)
+        reason = shortened(str(error).partition("\n")[0], _LONGEST_REASON)
         say(f"error: out of memory{f': {reason}' if reason else ''}; {_MORE_MEMORY}")
         return 1
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError" and not _ALLOCATION.search(str(error)):
             raise
-        reason = shortened(" ".join(str(error).split()), LONGEST_REASON)
+        reason = shortened(" ".join(str(error).split()), _LONGEST_REASON)
         say(f"error: out of memory: {reason}; give a smaller --batch-size or smaller images, or {_MORE_MEMORY}")
         return 1
     if code == STOPPED:

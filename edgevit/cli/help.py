@@ -15,7 +15,7 @@ import typer
 HELP = "Configuration and help"  # the last panel
 HELP_ALL = "help_all"  # not shown where --help has every option
 _FIRST_SCREEN = 20  # options
-MOST_COLUMNS, LEFT_COLUMNS = 120, 34  # of the whole text, and of an option's name before its help begins
+_MOST_COLUMNS, _LEFT_COLUMNS = 120, 34  # of the whole text, and of an option's name before its help begins
 _COMPLETE = "edgevit.help_all"  # in the context: all options are shown
 _Row = tuple[str, str]  # an option or command, and its help
 
@@ -97,7 +97,7 @@ def _names(parameter: Any) -> str:
 
 
 def _section(title: str, rows: Sequence[_Row]) -> str:
-    column = min(max(len(name) for name, _ in rows), LEFT_COLUMNS) + 4
+    column = min(max(len(name) for name, _ in rows), _LEFT_COLUMNS) + 4
     lines = [f"{title}:"]
     for name, text in rows:
         help_lines = _wrapped(text, column).splitlines() or [""]
@@ -109,7 +109,7 @@ def _section(title: str, rows: Sequence[_Row]) -> str:
 
 
 def _wrapped(text: str, indent: int = 0) -> str:
-    columns = max(min(shutil.get_terminal_size().columns, MOST_COLUMNS), 40)
+    columns = max(min(shutil.get_terminal_size().columns, _MOST_COLUMNS), 40)
     margin = " " * indent
     return textwrap.fill(
         text, columns, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False, break_long_words=False

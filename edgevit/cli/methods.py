@@ -34,9 +34,9 @@ def main(
         own_methods, baselines = [
             [describe(name) for name in names] for names in (own_method_names(), baseline_names())
         ]
-        console.show(methods_table(own_methods))
+        console.show(_methods_table(own_methods))
         console.show("\nBaselines, published methods to compare with:")
-        console.show(methods_table(baselines))
+        console.show(_methods_table(baselines))
         console.show("Next: edgevit methods METHOD lists its options.")
         console.result(
             [
@@ -60,7 +60,7 @@ def main(
     console.result({**content, "options": options})
 
 
-def methods_table(methods: Sequence[MethodDescription]) -> Table:
+def _methods_table(methods: Sequence[MethodDescription]) -> Table:
     from rich.table import Table
 
     table = Table("method", "--ms, --mj", "what it does")

@@ -141,7 +141,7 @@ def refuse_classes(output: str, options: Mapping[str, bool]) -> None:
         raise OptionError(f"{given[0]} is for classes, and the output is {output}; leave it out")
 
 
-def one_rate(text: str, _: Mapping[str, Any]) -> float:
+def _one_rate(text: str, _: Mapping[str, Any]) -> float:
     """One number; several are another command's."""
     try:
         return float(text)
@@ -337,7 +337,7 @@ FPS = "Throughput budget in images per second, one inference at a time; the same
 Rate = Annotated[
     float | None,
     Option(
-        "Share of the base's MACs to remove: 0.6 leaves 40 %.", BUDGET, metavar="NUMBER", read=one_rate, common=True
+        "Share of the base's MACs to remove: 0.6 leaves 40 %.", BUDGET, metavar="NUMBER", read=_one_rate, common=True
     ),
 ]
 Macs = Annotated[

@@ -36,7 +36,7 @@ from edgevit.records.kinds import PLACE
 from edgevit.records.model_folder import ModelFolder, model_of
 from edgevit.request import as_request, takes_options
 
-MOST_BYTES = 128 * MIB  # of the images of one job on the board
+_MOST_BYTES = 128 * MIB  # of the images of one job on the board
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ def run_evaluate(request: EvaluateRequest, progress: Progress | None = None) -> 
 def _images_per_job(subject: Subject, record: EngineRecord) -> int:
     size = subject.preprocessing["input_size"]
     image_bytes: int = (8 if len(size) == 1 else 2) * math.prod(size)
-    return max(1, min(MOST_BYTES // image_bytes, MOST_IMAGES, MOST_OUTPUTS // values_of(record.outputs)))
+    return max(1, min(_MOST_BYTES // image_bytes, MOST_IMAGES, MOST_OUTPUTS // values_of(record.outputs)))
 
 
 def _per_inference(record: EngineRecord, requested: int, progress: Progress) -> int:

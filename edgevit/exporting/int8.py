@@ -29,7 +29,7 @@ from edgevit.records.export import Batch, Quantisation, QuantisedLayer, Quantise
 _LEAST_IMAGES = 16  # to calibrate on
 _SENSITIVITY_IMAGES = 32
 _JUDGED_IMAGES = 500  # as of an engine
-MOST_VALUES = 1 << 28  # of the outputs of all judged images: 1 GB in fp32
+_MOST_VALUES = 1 << 28  # of the outputs of all judged images: 1 GB in fp32
 _BATCH = 16
 
 
@@ -119,7 +119,7 @@ def calibrated(
         quantised = quantise(graph.clone(), images, calibration.method)
     shapes = [output.shape[1:] for output in graph.graph.outputs if output.shape is not None]
     values = sum(math.prod(size for size in shape if isinstance(size, int)) for shape in shapes)
-    most = min(_JUDGED_IMAGES, max(MOST_VALUES // values, _LEAST_IMAGES))
+    most = min(_JUDGED_IMAGES, max(_MOST_VALUES // values, _LEAST_IMAGES))
     validation = _batches(judging.task.validation.subset(most), batch)
     held_out = sum(len(pair[0]) for pair in validation)
     pairs = [*validation, *_batches(_other_training(judging.task, split, most - held_out), batch)]

@@ -13,7 +13,7 @@ from edgevit.data.task import Split, Task
 from edgevit.errors import ModelError
 from edgevit.train.ridge import Moments, RidgeRegression, choose_ridge
 
-NEIGHBOURS, TEMPERATURE = 20, 0.07  # of k-NN, as DINO has it
+_NEIGHBOURS, _TEMPERATURE = 20, 0.07  # of k-NN, as DINO has it
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ def read_features(
 
 
 def knn(train: Labelled, tested: Labelled) -> Tensor:
-    """Classify by the nearest training images: each votes for its class by exp(cosine / TEMPERATURE). Returns [N]."""
+    """Classify by the nearest training images: each votes for its class by exp(cosine / _TEMPERATURE). Returns [N]."""
     nearest, directions = (F.normalize(part.features, dim=1) for part in (train, tested))
-    cosines, indices = (directions @ nearest.mT).topk(min(NEIGHBOURS, len(nearest)))
+    cosines, indices = (directions @ nearest.mT).topk(min(_NEIGHBOURS, len(nearest)))
     votes = torch.zeros(len(directions), int(train.labels.max()) + 1, dtype=torch.float64)
-    return votes.scatter_add_(1, train.labels[indices], (cosines / TEMPERATURE).exp()).argmax(1)
+    return votes.scatter_add_(1, train.labels[indices], (cosines / _TEMPERATURE).exp()).argmax(1)
 
 
 def linear(train: Labelled, validation: Labelled, tested: Labelled) -> Tensor:

@@ -96,7 +96,7 @@ def quantise(
     floating = model.clone()
     overrides: _Steps = {name: [_step(step_of(of, method))] for name, of in inputs.items()}
     for layer in linear:
-        steps = round_layer(layer, inputs[str(layer.input.name)], together=correcting)
+        steps = _round_layer(layer, inputs[str(layer.input.name)], together=correcting)
         axis = 0 if layer.transposed else 1
         overrides[str(layer.weight.name)] = [{**_step(step), "axis": axis} for step in steps.tolist()]
     return Quantised(_inserted(model, inputs, overrides, linear), floating, tuple(layers), rescaled)
@@ -184,7 +184,7 @@ def round_weight(weight: Tensor, steps: Tensor, inputs: Inputs | None) -> Tensor
     return unordered
 
 
-def round_layer(layer: Linear, inputs: Inputs, *, together: bool) -> Tensor:
+def _round_layer(layer: Linear, inputs: Inputs, *, together: bool) -> Tensor:
     """Round a layer's weight in place and correct its bias for the mean error; return the steps [out]."""
     weight = layer.read()
     steps = weight_steps(weight)

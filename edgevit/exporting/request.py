@@ -39,7 +39,7 @@ _Split = Annotated[
 ]
 
 
-def read_batch(text: str, _: Mapping[str, Any]) -> Batch:
+def _read_batch(text: str, _: Mapping[str, Any]) -> Batch:
     """Read a number of images, or `dynamic`."""
     if text == "dynamic":
         return "dynamic"
@@ -195,7 +195,7 @@ class FilesRequest:
     ] = None
     batch: Annotated[
         Batch,
-        Option("Images per inference: a number, or dynamic.", FILES, read=read_batch, metavar="NUMBER", common=True),
+        Option("Images per inference: a number, or dynamic.", FILES, read=_read_batch, metavar="NUMBER", common=True),
     ] = "dynamic"
     opset: Annotated[int, Option("ONNX operator set, 17 to 20.", FILES)] = 20
     pad_heads: Annotated[

@@ -29,7 +29,7 @@ from edgevit.records.model_folder import ModelFolder
 from edgevit.version import written_by
 
 Predict = Callable[[Tensor], Tensor]  # outputs [B, ...] of images [B, C, H, W]
-MULTIPLE, LEAST = 8, 16  # other fusable widths cost an extra copy: docs/decisions/001-fusable-shapes.md
+_MULTIPLE, _LEAST = 8, 16  # other fusable widths cost an extra copy: docs/decisions/001-fusable-shapes.md
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def open_model(folder: Path) -> ModelSource:
 def padded_width(dims: BlockDims) -> int:
     """The common width of QK and VO with which a block fuses; a fusable block keeps its width."""
     widest = dims.head_width
-    return widest if dims.fusable else max(LEAST, -(-widest // MULTIPLE) * MULTIPLE)
+    return widest if dims.fusable else max(_LEAST, -(-widest // _MULTIPLE) * _MULTIPLE)
 
 
 def _pad_block(block: Block) -> Block:

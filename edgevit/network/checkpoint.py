@@ -68,7 +68,7 @@ _TORCHVISION_NAMES = {
     "swin_t": "swin_tiny_patch4_window7_224", "swin_s": "swin_small_patch4_window7_224",
     "swin_b": "swin_base_patch4_window7_224",
 }  # fmt: skip
-QUICK_PIXELS, QUICK_PARAMS = 256**2, 30_000_000  # of one image and of a network that runs fast
+_QUICK_PIXELS, _QUICK_PARAMS = 256**2, 30_000_000  # of one image and of a network that runs fast
 _HUB_S = 5  # timeout of the hub
 PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
@@ -265,7 +265,7 @@ def _try_once(network: Network, name: str) -> None:
     """
     try:
         size = network.input_size
-        quick = prod(size[-2:]) <= QUICK_PIXELS and sum(p.numel() for p in network.parameters()) <= QUICK_PARAMS
+        quick = prod(size[-2:]) <= _QUICK_PIXELS and sum(p.numel() for p in network.parameters()) <= _QUICK_PARAMS
         with torch.inference_mode():
             if quick:
                 network(torch.zeros(1, *size))

@@ -25,7 +25,7 @@ BASE = Option(
     "which builds a module.",
     None,
 )
-HUBS, LOCAL = ("hf-hub:", "hf_hub:"), "local-dir:"
+_HUBS, _LOCAL = ("hf-hub:", "hf_hub:"), "local-dir:"
 
 
 def three(option: str) -> Callable[[str, Given], list[float]]:
@@ -171,10 +171,10 @@ def plain_base(base: str | Path) -> str | Path:
     text = str(base)
     if os.path.exists(text):
         return base
-    if text.startswith(LOCAL):
-        return Path(text.removeprefix(LOCAL))
+    if text.startswith(_LOCAL):
+        return Path(text.removeprefix(_LOCAL))
     name = text
-    for hub in HUBS:
+    for hub in _HUBS:
         name = name.removeprefix(hub)
     if name.startswith("timm/") and name.count("/") == 1:
         return name.removeprefix("timm/")

@@ -35,7 +35,7 @@ from edgevit.records.documents import Reader, format_value
 
 T = TypeVar("T")
 MORE = "more"
-RECORD, SEAL = "record", "content_sha256"  # keys of a sealed file: the name of its kind, and its hash
+_RECORD, _SEAL = "record", "content_sha256"  # keys of a sealed file: the name of its kind, and its hash
 _WRITTEN = "written"
 PLACE = {_WRITTEN: False}  # metadata of a field that is the path of the file
 
@@ -87,7 +87,7 @@ class RecordKind(Generic[T]):
     @property
     def _keys(self) -> tuple[str, ...]:
         """The keys of a file that are no fields of its record."""
-        return ("schema", RECORD, SEAL) if self.sealed else ("schema",)
+        return ("schema", _RECORD, _SEAL) if self.sealed else ("schema",)
 
     def _check_schema(self, content: Mapping[str, Any], source: str) -> None:
         schema = content.get("schema")
@@ -101,7 +101,7 @@ class RecordKind(Generic[T]):
         )
 
     def _check_seal(self, content: Mapping[str, Any], source: str) -> None:
-        kind, expected = content.get(RECORD, self.name), str(content.get(SEAL) or "none")
+        kind, expected = content.get(_RECORD, self.name), str(content.get(_SEAL) or "none")
         if kind != self.name:
             raise self.reader.error(
                 f"{source} has a record of kind {str(kind)[:40]!r}, expected {self.name!r}; {self.reader.hint}"
@@ -114,7 +114,7 @@ class RecordKind(Generic[T]):
 
     def content(self, record: T) -> dict[str, object]:
         """The content of the file of a record."""
-        kind = {RECORD: self.name} if self.sealed else {}
+        kind = {_RECORD: self.name} if self.sealed else {}
         content = {"schema": self.schema, **kind, **plain(record)}
         return seal(content) if self.sealed else content
 
@@ -126,8 +126,8 @@ class RecordKind(Generic[T]):
         described = TypeAdapter(self.record).json_schema()
         keys: dict[str, object] = {"schema": {"const": self.schema, "type": "integer"}}
         if self.sealed:
-            keys[RECORD] = {"const": self.name, "type": "string"}
-            keys[SEAL] = {"pattern": "^[0-9a-f]{64}$", "type": "string"}
+            keys[_RECORD] = {"const": self.name, "type": "string"}
+            keys[_SEAL] = {"pattern": "^[0-9a-f]{64}$", "type": "string"}
         return {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             **described,
@@ -138,12 +138,12 @@ class RecordKind(Generic[T]):
 
 def seal(content: Mapping[str, Any]) -> dict[str, object]:
     """The content of a file with its seal renewed."""
-    return {**content, SEAL: content_sha256(content)}
+    return {**content, _SEAL: content_sha256(content)}
 
 
 def content_sha256(content: Mapping[str, Any]) -> str:
     """Hash the content of a file except its seal; independent of the order of its keys and of its layout."""
-    hashed = {name: value for name, value in content.items() if name != SEAL}
+    hashed = {name: value for name, value in content.items() if name != _SEAL}
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
 
 

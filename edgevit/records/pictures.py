@@ -24,7 +24,7 @@ from PIL import Image, UnidentifiedImageError
 from edgevit.errors import DataError, OptionError
 from edgevit.records.reading import AS_STORED, Reading
 
-BITS_PER_SAMPLE, PHOTOMETRIC, ORIENTATION = 258, 262, 274  # tags of TIFF, and of EXIF
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _ORIENTATION = 258, 262, 274  # tags of TIFF, and of EXIF
 _MAX_MEGAPIXELS = "EDGEVIT_MAX_MEGAPIXELS"  # the environment variable that allows larger pictures
 DEEP_WHITE = 65535  # of 16 bits
 # Inverse transforms by EXIF orientation.
@@ -45,7 +45,7 @@ UNREADABLE = (OSError, SyntaxError, ValueError, RuntimeError, Image.Decompressio
 def orientation(image: Image.Image) -> int:
     """The EXIF orientation of a loaded picture, 2 to 8; 1: upright, or EXIF is damaged."""
     with suppress(*UNREADABLE, LookupError, TypeError, struct.error):
-        value = image.getexif().get(ORIENTATION)
+        value = image.getexif().get(_ORIENTATION)
         return value if value in _UPRIGHT else 1
     return 1
 
@@ -69,7 +69,7 @@ def eight_bit(image: Image.Image, value_range: float | None = None) -> Image.Ima
     low, high = float(values.min()), float(values.max())
     values_text = f"mode {image.mode} with values from {low:g} to {high:g}"
     advice = "convert it to 8-bit gray or RGB, or say what is white with --value-range"
-    if tags.get(PHOTOMETRIC) == 0:
+    if tags.get(_PHOTOMETRIC) == 0:
         raise ValueError(f"{values_text}, in which 0 is white; convert it to 8-bit gray or RGB")
     white = value_range or _white_of(image)
     if not (low >= 0 and high <= white):  # not of NaN, either
@@ -84,7 +84,7 @@ def _white_of(image: Image.Image) -> float:
     """The value of white in the format of a deep image."""
     if image.mode == "F":
         return 1
-    bits = tuple(getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, ()))
+    bits = tuple(getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, ()))
     return 4095 if bits == (12,) else DEEP_WHITE
 
 

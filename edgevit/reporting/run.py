@@ -95,7 +95,7 @@ def run(request: ReportRequest, progress: Progress | None = None) -> Report:
     paths = [Path(path) for path in request.paths]
     evidence = gather(paths)
     if files:
-        evidence = gather([*paths, *judge_files(files, evidence, progress or Silent())])
+        evidence = gather([*paths, *_judge_files(files, evidence, progress or Silent())])
     shown = tuple(panels(evidence, gates))
     evidence.skipped += not_shown(evidence, shown)
     verdicts = [verdict for panel in shown for entry in panel.entries for verdict in entry.verdicts]
@@ -154,7 +154,7 @@ def _text(format: Format, shown: Sequence[Panel], evidence: Evidence, mistaken: 
     return as_csv(shown) if format == "csv" else as_json(shown, evidence.skipped, evidence.costs)
 
 
-def judge_files(files: Sequence[Path], evidence: Evidence, progress: Progress) -> list[Path]:
+def _judge_files(files: Sequence[Path], evidence: Evidence, progress: Progress) -> list[Path]:
     """Import and judge each file, unless that is done; return their folders.
 
     The folder is one of the evidence that the same file was imported to, or the one where `edgevit export` writes it.

@@ -52,9 +52,9 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 }
 _NAMERS = ("cudaGetErrorName", "cudaGetErrorString")
 
-TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
-SMS, MAJOR, MINOR = 16, 75, 76  # cudaDeviceAttr
-SCHEDULE_SPIN, SCHEDULE_BLOCKING, SCHEDULE_MASK = 1, 4, 7  # cudaDeviceSchedule...
+_TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind
+_SMS, _MAJOR, _MINOR = 16, 75, 76  # cudaDeviceAttr
+_SCHEDULE_SPIN, _SCHEDULE_BLOCKING, _SCHEDULE_MASK = 1, 4, 7  # cudaDeviceSchedule...
 _NON_BLOCKING_STREAM = 1  # does not wait for the default stream, which cannot be captured beside it
 _BLOCKING_EVENT = 1
 _THREAD_LOCAL = 1  # cudaStreamCaptureMode: calls of other threads do not spoil the capture
@@ -113,9 +113,9 @@ class RuntimeCuda:
         count, flags = c_int(), c_uint()
         self._call("cudaGetDeviceCount", count)
         if spin is not None:
-            schedule = SCHEDULE_SPIN if spin else SCHEDULE_BLOCKING
+            schedule = _SCHEDULE_SPIN if spin else _SCHEDULE_BLOCKING
             self._call("cudaGetDeviceFlags", flags)
-            if flags.value & SCHEDULE_MASK != schedule:  # before CUDA 12 it cannot be set again, not even to the same
+            if flags.value & _SCHEDULE_MASK != schedule:  # before CUDA 12 it cannot be set again, not even to the same
                 self._call("cudaSetDeviceFlags", schedule)
 
     def __enter__(self) -> RuntimeCuda:
@@ -147,7 +147,7 @@ class RuntimeCuda:
         version, sms, major, minor = c_int(), c_int(), c_int(), c_int()
         properties = ctypes.create_string_buffer(_PROPERTIES_BYTES)
         self._call("cudaRuntimeGetVersion", version)
-        for attribute, value in ((SMS, sms), (MAJOR, major), (MINOR, minor)):
+        for attribute, value in ((_SMS, sms), (_MAJOR, major), (_MINOR, minor)):
             self._call("cudaDeviceGetAttribute", value, attribute, 0)
         self._call("cudaGetDeviceProperties", properties, 0)
         return {
@@ -183,10 +183,10 @@ class RuntimeCuda:
         return self._register("cudaEventDestroy", event)
 
     def copy_in(self, device: int, host: memoryview, stream: int) -> None:
-        self._call("cudaMemcpyAsync", device, _address(host), len(host), TO_DEVICE, stream)
+        self._call("cudaMemcpyAsync", device, _address(host), len(host), _TO_DEVICE, stream)
 
     def copy_out(self, host: memoryview, device: int, stream: int) -> None:
-        self._call("cudaMemcpyAsync", _address(host), device, len(host), TO_HOST, stream)
+        self._call("cudaMemcpyAsync", _address(host), device, len(host), _TO_HOST, stream)
 
     def record(self, event: Any, stream: int) -> None:
         self._call("cudaEventRecord", event, stream)

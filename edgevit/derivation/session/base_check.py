@@ -33,7 +33,7 @@ IMAGES = 300  # of the validation part at most: a difference of 4 points in one 
 _NORMALISATIONS = ((IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), ((0.5,) * 3, (0.5,) * 3), ((0.0,) * 3, (1.0,) * 3))
 _LEAST_IMAGES = 5  # of a class, to say which output answers for it
 _AGREEING = 3  # or so many, if one output answers all of them
-ACCEPT_WEAK, ACCEPT_PREPROCESSING = "--accept-weak-base", "--accept-preprocessing"
+_ACCEPT_WEAK, _ACCEPT_PREPROCESSING = "--accept-weak-base", "--accept-preprocessing"
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,8 @@ def judge_base(
     elif order:
         doubts.append(f"{order}; check the order of the base's outputs, and give it with --base-classes FILE")
     due = {
-        ACCEPT_WEAK: (near or is_misread) and not request.accept_weak_base,
-        ACCEPT_PREPROCESSING: hint is not None and not request.accept_preprocessing,
+        _ACCEPT_WEAK: (near or is_misread) and not request.accept_weak_base,
+        _ACCEPT_PREPROCESSING: hint is not None and not request.accept_preprocessing,
     }
     if refused := [option for option, is_due in due.items() if is_due]:
         raise DataError(f"{'; '.join(doubts)}, or go on as it is with {' '.join(refused)}")

@@ -25,7 +25,7 @@ _JUDGED = 5000  # training images, at most, on which blocks are judged
 _STAGE = "train after blocks"
 
 
-def removable_blocks(network: Network) -> list[int]:
+def _removable_blocks(network: Network) -> list[int]:
     """The blocks that may go: not the last of a stage, none that passes on fewer tokens or is frozen."""
     stages = Counter(dims.stage for dims in network.dims)
     return [
@@ -42,7 +42,7 @@ def check_removal(network: Network, count: int) -> None:
         OptionError: it has too few.
     """
     stages = [dims.stage for dims in network.dims]
-    by_stage = Counter(stages[i] for i in removable_blocks(network))
+    by_stage = Counter(stages[i] for i in _removable_blocks(network))
     spare = sum(min(found, stages.count(stage) - 1) for stage, found in by_stage.items())
     if count > spare:
         raise OptionError(
@@ -70,7 +70,7 @@ def least_missed_blocks(network: Network, images: Split, count: int, passes: Pas
     with passes.progress.stage("choose blocks", count, "block") as stage:
         for _ in range(count):
             left = [i for i in range(len(network.dims)) if i not in chosen]
-            places = [left[i] for i in removable_blocks(without_blocks(network, chosen))]
+            places = [left[i] for i in _removable_blocks(without_blocks(network, chosen))]
             if not places:
                 passes.progress.warn(f"only {len(chosen)} of {count} blocks can be removed, as the method left few")
                 break

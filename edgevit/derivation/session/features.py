@@ -136,9 +136,9 @@ def measure_likeness(
     """
     images = task.test
     if isinstance(base.output, Levels):
-        return {"boxes": measure_boxes(base.output, base, derived, task, passes, finetuned, imitated or base)}
+        return {"boxes": _measure_boxes(base.output, base, derived, task, passes, finetuned, imitated or base)}
     if isinstance(base.output, Map):
-        return {"map": measure_map(base.output, base, derived, images, passes)}
+        return {"map": _measure_map(base.output, base, derived, images, passes)}
     return {"similarity": _similarity(base, derived, images, passes)}
 
 
@@ -173,7 +173,7 @@ def same_neighbours(reference: Tensor, features: Tensor) -> float | None:
     return float((nearest[0] * nearest[1]).sum() / nearest[0].sum())
 
 
-def measure_map(output: Map, base: Network, derived: Network, images: Split, passes: Passes) -> MapRecord:
+def _measure_map(output: Map, base: Network, derived: Network, images: Split, passes: Passes) -> MapRecord:
     """Compare maps of held-out images batch by batch, as those of all may not fit into memory."""
     base, derived = (network.to(passes.compute.device).eval() for network in (base, derived))
     sums = torch.zeros(3, dtype=torch.float64, device=passes.compute.device)
@@ -213,7 +213,7 @@ def level_units(network: Network, images: Split, passes: Passes) -> Tensor:
     return (deviations * shares.sqrt()).repeat_interleave(torch.tensor(sizes))
 
 
-def measure_boxes(
+def _measure_boxes(
     output: Levels,
     base: Network,
     derived: Network,

@@ -45,7 +45,7 @@ def concentrate(network: Network, images: Split, passes: Passes, *, as_published
         statistics = calibrate(network, images, passes, factorisation="tokens")
         rotated = rotate(attentions(blocks), [s.moment for s in statistics if s.moment is not None])
     with torch.no_grad():
-        parts = zip(rotated, sort_neurons(ffns(blocks), neurons), strict=True)
+        parts = zip(rotated, _sort_neurons(ffns(blocks), neurons), strict=True)
         return network.build([Block(*pair) for pair in parts])
 
 
@@ -191,7 +191,7 @@ def _centred(part: Attention, mean: Tensor) -> Attention:
 
 
 @torch.no_grad()
-def sort_neurons(parts: Sequence[Ffn], importance: Sequence[Tensor]) -> list[Ffn]:
+def _sort_neurons(parts: Sequence[Ffn], importance: Sequence[Tensor]) -> list[Ffn]:
     """Put every FFN's neurons into falling order of importance [e]."""
     orders = [torch.argsort(score, descending=True, stable=True) for score in importance]
     return [part.keep(order.to(part.w1.device)) for part, order in zip(parts, orders, strict=True)]
