@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -179,7 +179,7 @@ def stored_engine(engine: Path, key: str) -> EngineRecord | None:
     return record if record.key == key and file_fault(engine, record.sha256, engine) is None else None
 
 
-def store_engine(fetched: Path, record: EngineRecord, layers: list[Any]) -> None:
+def store_engine(fetched: Path, record: EngineRecord, layers: Sequence[Any]) -> None:
     """Move an engine to its place and write its layers and, last, its record, without which it does not count.
 
     Raises:
