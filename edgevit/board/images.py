@@ -11,7 +11,7 @@ from edgevit.board.request import MOST_IMAGES
 from edgevit.data.sources.folder import is_litter
 from edgevit.errors import DataError, OptionError
 from edgevit.records.documents import Reader
-from edgevit.records.model import Preprocessing, PreprocessingFields
+from edgevit.records.model import Preprocessing, PreprocessingFields, reads_texts
 from edgevit.records.model_folder import model_of
 from edgevit.records.names import suffix_of
 
@@ -55,7 +55,7 @@ def preprocessing_of(file: Path) -> PreprocessingFields:
     """
     if suffix_of(file) == ".engine" and model_of(file).export.record_file.is_file():
         preprocessing = dict(model_of(file).export_record().preprocessing)
-        if "tokenizer" in preprocessing:
+        if reads_texts(preprocessing):
             raise OptionError(f"{file} reads texts, and --end-to-end is of pictures; leave it out")
         return preprocessing
     try:

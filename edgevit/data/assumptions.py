@@ -14,6 +14,7 @@ from edgevit.data.classes import folders_are_imagenet
 from edgevit.data.neighbours import near_chance
 from edgevit.data.task import Task
 from edgevit.records.derivation import AssumptionsRecord, BaseCheckRecord
+from edgevit.records.model import reads_texts
 from edgevit.records.release import ReleaseFacts, is_release
 
 ClassesFrom = Literal["option", "model folder", "fitted head", "imagenet", "folders", "data", "config.json"]
@@ -72,7 +73,7 @@ class Assumptions:
         ]
 
     def _preprocessing_line(self) -> str:
-        if "tokenizer" in self.preprocessing:
+        if reads_texts(self.preprocessing):
             return f"texts of {self.preprocessing['input_size'][0]} tokens, by the tokenizer beside the weights"
         parts: dict[str, list[str]] = {}
         for key in _SHOWN:

@@ -35,7 +35,7 @@ from edgevit.data.splitting import PARTS, Splitting
 from edgevit.errors import DataError, OptionError
 from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import DataRecord, ImageCounts, UnlabelledRecord
-from edgevit.records.model import TargetClass
+from edgevit.records.model import TargetClass, reads_texts
 from edgevit.records.reading import Reading, transform_settings
 from edgevit.records.tokenizer import text_encoder
 
@@ -44,7 +44,7 @@ _RANDAUGMENT = "rand-m9-mstd0.5-mmax9-inc1"
 
 
 def evaluation_transform(preprocessing: Mapping[str, Any]) -> Any:
-    if "tokenizer" in preprocessing:
+    if reads_texts(preprocessing):
         return _Ids(text_encoder(preprocessing))
     return create_transform(**transform_settings(preprocessing), is_training=False)
 
@@ -65,7 +65,7 @@ def training_transform(preprocessing: Mapping[str, Any], augment: Augment) -> An
     There is no flip by default: it changes the class of a digit, an arrow or a traffic sign. "deit" is RandAugment
     after a mirrored crop of 8 to 100 %, as DeiT trains. Texts are not augmented.
     """
-    if augment == "none" or "tokenizer" in preprocessing:
+    if augment == "none" or reads_texts(preprocessing):
         return evaluation_transform(preprocessing)
     settings = {k: preprocessing[k] for k in ("input_size", "interpolation", "mean", "std")}
     if augment == "deit":
@@ -531,8 +531,8 @@ def _gathered(
         named: the outputs of the base, and their names.
     """
     source = splitting.source
-    if isinstance(source, Documents) != ("tokenizer" in preprocessing):
-        kinds = ("images", "texts") if "tokenizer" not in preprocessing else ("texts", "images")
+    if isinstance(source, Documents) != reads_texts(preprocessing):
+        kinds = ("texts", "images") if reads_texts(preprocessing) else ("images", "texts")
         raise DataError(f"the base reads {kinds[0]}, and {data} has {kinds[1]}; give --data with {kinds[0]}")
     class_names = [target.name for target in targets] or list(source.class_names)
     parts = [splitting.parts(name) for name in class_names]

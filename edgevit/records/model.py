@@ -213,6 +213,11 @@ class TextPreprocessing:
 PreprocessingFields = dict[str, Any]
 
 
+def reads_texts(preprocessing: Mapping[str, Any]) -> bool:
+    """Whether inputs are ids of tokens, and not images."""
+    return "tokenizer" in preprocessing
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """The content of model.json."""
@@ -240,8 +245,7 @@ class ModelSpec:
 
     @property
     def reads_texts(self) -> bool:
-        """Whether its inputs are ids of tokens, and not images."""
-        return "tokenizer" in self.preprocessing
+        return reads_texts(self.preprocessing)
 
     @property
     def output_names(self) -> list[str] | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevit.errors import ExportError
+from edgevit.records.model import reads_texts
 from edgevit.records.writing import new_folder
 from edgevit.request import as_request, takes_options
 from edgevit.serving.deepstream import write_deepstream
@@ -47,7 +48,7 @@ def run(request: PackageRequest) -> Path:
     """Write the folder of a request; raises as `package` does."""
     request.check()
     served = find_served(request.model, request.precision)
-    if "tokenizer" in served.export.preprocessing:
+    if reads_texts(served.export.preprocessing):
         raise ExportError(f"{request.model} reads texts, and applications read images; give {served.file} to your own")
     title, write_files = APPLICATIONS[request.application()]
     with new_folder(request.out) as temporary:

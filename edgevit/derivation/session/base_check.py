@@ -26,6 +26,7 @@ from edgevit.errors import DataError
 from edgevit.network.network import Network
 from edgevit.progress import Progress
 from edgevit.records.derivation import BaseCheckRecord, NeighbourRecord
+from edgevit.records.model import reads_texts
 from edgevit.train.passes import Passes
 from edgevit.train.products import multiplies_bf16
 
@@ -48,7 +49,7 @@ class Neighbour:
 
 def neighbours(preprocessing: Mapping[str, Any]) -> list[Neighbour]:
     """Other preprocessing that a base may have been trained with: another crop, or another normalisation."""
-    if "tokenizer" in preprocessing:
+    if reads_texts(preprocessing):
         return []  # of texts
     crop = 1.0 if preprocessing["crop_pct"] < 1 else 0.875
     neighbours = [Neighbour(f"--crop-pct {crop:g}", {**preprocessing, "crop_pct": crop})]
