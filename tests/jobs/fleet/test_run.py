@@ -108,7 +108,7 @@ def twelve(folder: Path, steps: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_stopped_or_killed_leaves_what_the_same_command_ends_bit_identically_to_a_serial_run(
+def test_a_driver_that_is_killed_leaves_what_the_same_command_ends_bit_identically_to_a_serial_run(
     fleet_plan: Any, tmp_path: Path
 ) -> None:
     """12 derivations, 2 bases x 3 tasks x 2 budgets; only what was running is done twice."""
@@ -117,29 +117,20 @@ def test_a_driver_that_is_stopped_or_killed_leaves_what_the_same_command_ends_bi
     assert all(state.holds for state in fleet(serial))
 
     file, out = fleet_plan(**changes, workers=2), tmp_path / "fleet"
-
-    def records() -> dict[str, int]:
-        return {name: stamp for name, stamp in stamps(out / "jobs").items() if name.endswith(RECORD)}
-
-    before: dict[str, int] = {}
-    for stop, count in ((signal.SIGINT, 5), (signal.SIGKILL, 12)):
-        program = Program("-m", "edgevit.cli", "fleet", file, new_session=True)
-        until(lambda count=count: len(records()) >= count, program)  # type: ignore[misc]
-        os.killpg(program.pid, stop) if stop == signal.SIGINT else program.send_signal(stop)  # a terminal tells all
-        code = program.wait()
-        if stop == signal.SIGINT:
-            assert code == 130 and "stopped; the same command continues" in program.stderr, program.stderr
-        else:
-            time.sleep(1)  # its workers end by themselves
-        assert {name: records()[name] for name in before} == before, "nothing that was done is done again"
-        before = records()
+    program = Program("-m", "edgevit.cli", "fleet", file, new_session=True)
+    while len(list(out.glob(f"jobs/*/{RECORD}"))) < 10:
+        assert program.poll() is None, program.stderr
+        time.sleep(0.05)
+    program.send_signal(signal.SIGKILL)
+    program.wait()
+    time.sleep(1)  # its workers end by themselves
+    before = {name: stamp for name, stamp in stamps(out / "jobs").items() if name.endswith(RECORD)}
     ended = Program("-m", "edgevit.cli", "fleet", file, "--json")
-    while (code := ended.poll()) is None:  # minutes, where the machine is busy
-        time.sleep(0.1)
-    assert code == 0, ended.stderr
+    assert code_of(ended) == 0, ended.stderr
     states = json.loads(ended.stdout)["jobs"]
     assert len(states) == 36 and {state["state"] for state in states} == {"done"}
-    assert {name: records()[name] for name in before} == before, "nothing that was done is done again"
+    after = stamps(out / "jobs")
+    assert {name: after[name] for name in before} == before, "nothing that was done is done again"
     assert len(weights(out)) == 12 and weights(out) == weights(tmp_path / "serial")
 
 
@@ -169,11 +160,31 @@ def test_two_drivers_at_once_do_no_job_twice_and_their_workers_compute_no_statis
     budgets = [{"name": "half", "rate": 0.5}, {"name": "less", "rate": 0.3}]
     file = fleet_plan(budgets=budgets, methods=None, boards=None)
     for program in [Program(*counted_jobs.PROGRAM, "fleet", file, *more) for _ in range(2)]:
-        assert program.wait() == 0, program.stderr
+        assert code_of(program) == 0, program.stderr
     derivations = [f"odd-tiny-{budget['name']}-forge" for budget in budgets]
     assert times_done() == dict.fromkeys([*derivations, *(f"{name}.export" for name in derivations)], 1)
     entries = Counter(event.job for event in counted_jobs.events() if event.event == "entry")
     assert len(entries) > 2 and set(entries.values()) == {1}, entries
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_driver_and_workers_and_the_same_command_does_again_only_what_was_running(
+    fleet_plan: Any, counted: None
+) -> None:
+    budgets = [{"name": f"b{number}", "rate": number / 10} for number in (3, 5, 7)]
+    file = fleet_plan(budgets=budgets, boards=None)
+    program = Program(*counted_jobs.PROGRAM, "fleet", file, new_session=True)
+    until(lambda: ended() >= 2 and counted_jobs.events()[-1].event == "begins", program)
+    os.killpg(program.pid, signal.SIGINT)  # as a terminal, to driver and workers
+    assert code_of(program) == 130 and "stopped; the same command continues" in program.stderr, program.stderr
+    stopped = counted_jobs.events()
+    again = Program(*counted_jobs.PROGRAM, "fleet", file)
+    assert code_of(again) == 0, again.stderr
+    jobs = {job.name for job in read_plan(file).jobs}
+    assert times_done() == dict.fromkeys(jobs, 1)
+    begun = Counter(event.job for event in counted_jobs.events() if event.event == "begins")
+    twice = {job for job, count in begun.items() if count > 1}
+    assert twice <= {event.job for event in stopped if events_of(stopped, event.job)[-1].event == "begins"}
 
 
 def times_done() -> Counter[str]:
@@ -186,6 +197,13 @@ def until(is_true: Callable[[], bool], program: Program) -> None:
     while not is_true():
         assert program.poll() is None, program.stderr
         time.sleep(0.05)
+
+
+def code_of(program: Program) -> int:
+    """The exit code of a program, for which it may take minutes where the machine is busy."""
+    while (code := program.poll()) is None:
+        time.sleep(0.1)
+    return code
 
 
 def running_on(node: int) -> set[str]:
@@ -241,9 +259,7 @@ def test_on_two_nodes_of_ray_a_lost_node_a_killed_driver_and_a_board_lost_twice_
     so_far = ended("bench")
     until(lambda: ended("bench") > so_far, again)
     lose_board(again)
-    while again.poll() is None:
-        time.sleep(0.1)
-    assert again.poll() == 0, again.stderr
+    assert code_of(again) == 0, again.stderr
     states = json.loads(again.stdout)["jobs"]
     assert len(states) == 48 and {state["state"] for state in states} == {"done"}
     assert len(weights(tmp_path / "fleet")) == 12 and weights(tmp_path / "fleet") == weights(tmp_path / "serial")
