@@ -84,6 +84,7 @@ def test_a_cluster_with_another_edgevit_or_one_that_cannot_be_loaded_is_refused_
         first = tmp_path / "edgevit" / "__init__.py"
         first.write_text(first.read_text().replace(f'"{edgevit.__version__}"', f'"{version}"'))
     monkeypatch.syspath_prepend(tmp_path)  # of the nodes: this process has loaded its own
+    monkeypatch.chdir(tmp_path)  # where a worker looks first
     address = request.getfixturevalue("cluster").address
     with pytest.raises(OptionError) as refused:
         list(run_on_ray([Job("a", "a", bad_jobs.count)], {}, address=address, threads=1))
