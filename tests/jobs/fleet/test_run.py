@@ -23,8 +23,7 @@ from small_base import ARGS, NAME, PLAN, PREPROCESSING, QUICK, write_checkpoint
 
 from edgevit.errors import JobsError
 from edgevit.jobs.fleet import run
-from edgevit.jobs.fleet.costs import cost_of
-from edgevit.jobs.fleet.plan import HourPrices, read_plan
+from edgevit.jobs.fleet.plan import read_plan
 from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.run import fleet
 from edgevit.jobs.fleet.stages import carry_out
@@ -269,29 +268,6 @@ def test_on_two_nodes_of_ray_a_lost_node_a_killed_driver_and_a_board_lost_twice_
     twice = {job for job, count in begun.items() if count > 1 + put_off[job]}
     assert twice <= killed, "only what was running is done again"
     assert len(lost_board()) >= 2
-
-
-@pytest.mark.slow
-def test_of_two_boards_none_is_idle_while_a_job_waits_for_it(
-    fleet_plan: Any, sshd: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for the start of the process that speaks to it, before its first job."""
-    monkeypatch.setattr("edgevit.jobs.workers._SPAWN", server())
-    boards = []
-    for name in ("first", "second"):
-        board = sshd(PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
-        config = board.config.read_text().replace(f"Host {board.host}", f"Host {name}")
-        board.config.write_text(config)
-        boards.append({"name": name, "ssh_config": str(board.config)})
-    budgets = [{"name": f"b{number}", "rate": number / 10} for number in (3, 5, 7)]
-    bench = {"samples": 3, "duration_s": 0.01, "warmup": 1, "warmup_seconds": 0.01}
-    export = {"max_images": 20, "accuracy": False}
-    states = fleet(fleet_plan(boards=boards, budgets=budgets, bench=bench, export=export))
-    assert all(state.holds for state in states), states
-    costs = {cost.board: cost for cost in cost_of("", states, HourPrices()).boards}
-    assert costs.keys() == {"first", "second"}
-    for cost in costs.values():
-        assert cost.idle_minutes < 0.2 * cost.minutes, costs
 
 
 def lost_board() -> list[Event]:
