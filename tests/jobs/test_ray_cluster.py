@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import sys
 from dataclasses import replace
@@ -14,7 +13,6 @@ import pytest
 import torch
 from board_fixtures import free_port
 
-import edgevit
 from edgevit.derivation.cache import STREAMS, Cache, derivations_folder, entries
 from edgevit.errors import JobsError, OptionError
 from edgevit.jobs import ray_cluster, runners
@@ -67,31 +65,6 @@ def test_a_node_with_another_edgevit_or_without_the_folder_or_the_data_refuses(
     assert f"does not see {tmp_path / 'none'}" in str(missing)
     with pytest.raises(JobsError, match="node2 does not see /fleet/m: start the command where all nodes "):
         ray_cluster._refuse_outside(("jobs/a", "/fleet/m"), "node2")
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("version", ["0.0.1", None])
-def test_a_cluster_with_another_edgevit_or_one_that_cannot_be_loaded_is_refused_in_one_line(
-    version: str | None, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("ray")
-    if version is None:
-        (tmp_path / "edgevit").mkdir()
-        (tmp_path / "edgevit" / "__init__.py").touch()
-    else:
-        shutil.copytree(Path(edgevit.__file__).parent, tmp_path / "edgevit")
-        first = tmp_path / "edgevit" / "__init__.py"
-        first.write_text(first.read_text().replace(f'"{edgevit.__version__}"', f'"{version}"'))
-    monkeypatch.syspath_prepend(tmp_path)  # of the nodes: this process has loaded its own
-    monkeypatch.chdir(tmp_path)  # where a worker looks first
-    address = request.getfixturevalue("cluster").address
-    with pytest.raises(OptionError) as refused:
-        list(run_on_ray([Job("a", "a", bad_jobs.count)], {}, address=address, threads=1))
-    node = f"the Ray cluster at {address}: {socket.gethostname()} "
-    found = f"has edgevit {version}, and the command" if version else "cannot load this edgevit (ModuleNotFoundError: "
-    assert str(refused.value).startswith(node + found), refused.value
-    assert "\n" not in str(refused.value) and str(refused.value).endswith("on all nodes")
 
 
 def test_an_address_where_nobody_listens_is_refused_at_once() -> None:
