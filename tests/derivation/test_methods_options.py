@@ -25,6 +25,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "mdp": {"calibration_images": 32},
     "nuwa": {"calibration_images": 32, "purification_steps": 2, "purification": "always"},
     "nvit": {"calibration_images": 32},
+    "snapvit": {"calibration_images": 8, "generations": 1},
     "taylor": {"calibration_images": 32},
     "torch_pruning": {"calibration_images": 32},
     "dcvit": {"calibration_images": 16},

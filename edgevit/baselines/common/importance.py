@@ -168,24 +168,54 @@ def squared_changes(network: Network, images: Split, passes: Passes) -> Scores:
     return mean
 
 
+def squared_products(network: Network, images: Split, passes: Passes, *, seed: int) -> Network:
+    """Copy a network and replace each weight w by the mean of (w dL/dw)^2 over the images, in which no label is used.
+
+    L is a random probe of the output whose squared gradient is the curvature of its divergence (`Output.probe`).
+
+    Raises:
+        DataError: a gradient is not finite.
+    """
+    sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in network.named_parameters()}
+    done = 0
+
+    def probe(outputs: Tensor, _: Tensor) -> Tensor:
+        return network.output.probe(outputs, network.output.draws(outputs, 1, seed + done))
+
+    def add(products: Mapping[str, Tensor], count: int) -> None:
+        nonlocal done
+        done += count
+        for name, product in products.items():
+            sums[name] += product.square()
+
+    _by_batch(network, images, replace(passes, shared=False), add, loss=probe, most=1)
+    means = {name: _finite(name, total / len(images)) for name, total in sums.items()}
+    return valued(network, lambda name, p: means[name].to(p))
+
+
 def _by_batch(
     network: Network,
     images: Split,
     passes: Passes,
     see: Callable[[Mapping[str, Tensor], int], None],
     *,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     most: int = IMAGES,
 ) -> None:
     """Call `see` for each batch with w dL/dw of every weight, by name in fp64, and the number of images.
 
-    L is the sum of the cross-entropy over the batch.
+    Args:
+        loss: L of the outputs and labels of a batch; None: the sum of the cross-entropy over its images.
     """
     named = dict(network.named_parameters())
-    target = torch.as_tensor(network.columns, device=passes.compute.device)
+
+    def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+        target = torch.as_tensor(network.columns, device=passes.compute.device)
+        return F.cross_entropy(logits.float(), target[labels], reduction="sum")
 
     def see_answers(logits: Tensor, labels: Tensor) -> None:
-        loss = F.cross_entropy(logits.float(), target[labels], reduction="sum")
-        gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        total = (loss or cross_entropy)(logits, labels)
+        gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
         pairs = zip(named.items(), gradients, strict=True)
         products = {
             name: p.detach().double() * (torch.zeros_like(p) if g is None else g).double() for (name, p), g in pairs
