@@ -4,9 +4,9 @@
     python -m benchmarks.product.int8 --cases real-0   # one case
 
 The cases are the bases of 24 and 48 rendered classes and of photographs of clothes, DINOv2 ViT-S/14 with a fitted head
-on drawn pictures (real.py), one for each fold, and models derived from them in closed form; of DINOv2, from the first
-fold's. Calibration is on training images, the choice of layers on validation images and other training images. Counted
-are test images that one of fp32 and INT8 alone classifies correctly, by ONNX Runtime.
+on drawn pictures (real.py), one for each fold, and models derived from them in closed form. Calibration is on training
+images, the choice of layers on validation images and other training images. Counted are test images that one of fp32
+and INT8 alone classifies correctly, by ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -45,16 +45,10 @@ SMALL = {
 }
 CASES = (
     *(f"{name}{rate}" for name in SMALL for rate in ("", *(f"-{rate:g}" for rate in RATES))),
-    *(f"real-{fold}" for fold in range(real.FOLDS)),
-    *(f"real-0-{rate:g}" for rate in RATES),
+    *(f"real-{fold}{rate}" for rate in ("", *(f"-{rate:g}" for rate in RATES)) for fold in range(real.FOLDS)),
 )
 IMAGES, STRICT = 128, 0.003  # of calibration; the largest drop by which layers are chosen
 DRAWS = 3  # of calibration images
-EARLIER = 2  # length of a step that was judged by counted images
-EARLIER_TEXT = (
-    " An earlier version made the rows of {}: layers were chosen by agreement on validation images alone, and the "
-    "head of `real` reads the class token, that of `real-0.5` both."
-)
 KERNEL, OF_WEIGHT = re.compile(rb"function=\{ name="), "_weight_DequantizeLinear"
 VARIANTS = {
     "rounded to the nearest": {"rescaling": False, "correcting": False},
@@ -66,7 +60,7 @@ BASES = {
     "rendered": "24 rendered classes",
     "finer": "48 rendered classes",
     "clothes": "Fashion-MNIST",
-    "real": "DINOv2 ViT-S/14 on drawn pictures, {folds} of five folds, or of the first if cut",
+    "real": "DINOv2 ViT-S/14 on drawn pictures, all five folds",
 }
 COMPILED = {  # columns of what TensorRT-RTX makes
     "layers in INT8": "{layers} of {linear}",
@@ -92,7 +86,11 @@ def model_of(case: str, folder: Path, cache: Path) -> tuple[Path, Path]:
     else:
         ensure, arguments = SMALL[kind]
         name, (data, weights), rates = TIMM_NAME, ensure(), numbers
-        options = {"checkpoint": weights / "base.safetensors", "model_args": arguments}
+        options = {
+            "checkpoint": weights / "base.safetensors",
+            "model_args": arguments,
+            "preprocessing": {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"},
+        }
     if rates:
         training = Training(steps=0)
         derive(
@@ -229,8 +227,6 @@ def section() -> str:
     kinds = sorted({_kind(row) for row in rows})
     heads = [(variant, method) for method in ("max", "percentile") for variant in (*VARIANTS, CHOSEN)]
     heads = [head for head in heads if any((row["variant"], row["method"]) == head for row in rows)]
-    folds = len({row["case"] for row in rows if _kind(row) == "real"})
-    counted = {_kind(row) for row in rows for step in row.get("steps", ()) if len(step) == EARLIER}
     lines, spreads = [], []
     for kind in kinds:
         of_kind = [row for row in rows if _kind(row) == kind]
@@ -251,7 +247,7 @@ def section() -> str:
         "Linear layers in INT8 by Q/DQ, all else in fp32, through ONNX Runtime: points of top-1 lost against fp32 "
         "on the same test images with the 95 % interval of the paired difference, the KL divergence from the "
         "answers in fp32 in nats, and the share of the MACs of linear layers in INT8. Bases: "
-        + "; ".join(f"`{name}`, {text.format(folds=folds)}" for name, text in BASES.items() if name in kinds)
+        + "; ".join(f"`{name}`, {text}" for name, text in BASES.items() if name in kinds)
         + ". A number is the rate of a model derived in closed form. Heads of `real` read the class token or, where "
         "that is better, the mean of the patches, too. Ranges of inputs are their largest values, or hold 99.99 % "
         f"of them (`percentile`). Layers were chosen for a sure drop of at most {STRICT:.1%} on validation images and "
@@ -259,8 +255,7 @@ def section() -> str:
         + (
             f" With {DRAWS} draws of the calibration images corrected weights have KL of {', '.join(spreads)}."
             * bool(spreads)
-        )
-        + (EARLIER_TEXT.format(", ".join(sorted(counted))) if counted else ""),
+        ),
         [
             table(["model", "test images", *(f"{variant}, {method}" for variant, method in heads)], lines),
             f"Latency of INT8, of fp32's, in turns on one thread of {record['processor']}. TensorRT-RTX for SM 8.6, a "
@@ -304,7 +299,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             rows, files = rows_of_case(case, Path(scratch) / "model", options.cache, options.methods)
             record["rows"] |= rows
-            if not case.startswith("real-") or case.startswith("real-0"):  # the other folds have the same network
+            if not case.startswith("real-") or case.startswith("real-0"):  # folds differ in the head alone
                 record["compiled"][case] = compiled(files)
                 record["latency"][case] = latency(files)
         store({**record, "processor": processor()})

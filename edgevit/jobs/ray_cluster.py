@@ -276,7 +276,7 @@ def _refuse_silent(address: str) -> None:
     if not host or not port.isdecimal():
         return  # a word such as auto
     try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except OSError as error:
         raise OptionError(f"no Ray cluster at {address}: {error}; start one with `ray start --head`") from error
 
