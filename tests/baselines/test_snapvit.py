@@ -25,9 +25,7 @@ def test_the_evolution_finds_the_maximum_of_a_skewed_parabola() -> None:
     torch.testing.assert_close(evolve(worth, 4, 0, seed=0), torch.zeros(4, dtype=torch.float64))
 
 
-def test_units_without_influence_go(
-    small_vit: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_units_without_influence_go(small_vit: Callable[..., Any], tmp_path: Path) -> None:
     network = small_vit(depth=2, num_heads=4)
     blocks = network.read()
     unread = torch.arange(0, blocks[0].dims.ffn, 2)

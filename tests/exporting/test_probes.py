@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import edgevit
-from edgevit.derivation.session.features import unlabelled_model
+from edgevit.derivation.session.imitation import unlabelled_model
 from edgevit.errors import ModelError, OptionError
 from edgevit.exporting.probes import Labelled, knn, linear, read_features
 from edgevit.network.checkpoint import Headless, open_network, save

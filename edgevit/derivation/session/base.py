@@ -27,7 +27,7 @@ from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.request import BaseRequest
 from edgevit.derivation.session.base_check import check_opened
 from edgevit.derivation.session.card import base_card
-from edgevit.derivation.session.features import unlabelled_model
+from edgevit.derivation.session.imitation import unlabelled_model
 from edgevit.derivation.session.in_memory import as_files
 from edgevit.derivation.session.opening import Opened, open_for, resumable, unfinished
 from edgevit.derivation.session.start import start_from

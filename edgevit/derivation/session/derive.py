@@ -23,7 +23,7 @@ from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.session.baselines import NO_IMAGES, evaluate_base, evaluate_derived, finetuned_detector
 from edgevit.derivation.session.card import model_card
 from edgevit.derivation.session.depth import check_removal, shorten
-from edgevit.derivation.session.features import measure_likeness
+from edgevit.derivation.session.imitation import measure_likeness
 from edgevit.derivation.session.in_memory import as_files
 from edgevit.derivation.session.opening import (
     known_classes,

@@ -21,7 +21,7 @@ from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.cache import Cache, derivations_folder
 from edgevit.derivation.problem import Problem, Stopwatch
 from edgevit.derivation.request import BaseRequest, DeriveRequest, Deriving, SupernetRequest
-from edgevit.derivation.session.features import units_sha256, unlabelled_model, with_units
+from edgevit.derivation.session.imitation import units_sha256, unlabelled_model, with_units
 from edgevit.derivation.solve.head import with_fitted_head
 from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, TrainingError
 from edgevit.network.checkpoint import Headless, Model, save, tensors_sha256

@@ -18,7 +18,7 @@ from benchmarks import scenes
 from edgevit.cli.app import app
 from edgevit.data.sources.coco import CocoImages
 from edgevit.data.task import Split
-from edgevit.derivation.session.features import level_units
+from edgevit.derivation.session.imitation import level_units
 from edgevit.errors import DataError, EdgeVitError, OptionError
 from edgevit.network.checkpoint import open_network
 from edgevit.network.output import Levels

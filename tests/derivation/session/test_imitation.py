@@ -17,7 +17,7 @@ from small_base import ARGS, NAME, assert_same_weights, press_ctrl_c_in_step
 
 import edgevit
 from edgevit.data.task import UNLABELLED, open_task
-from edgevit.derivation.session.features import same_neighbours, unlabelled_model, with_units
+from edgevit.derivation.session.imitation import same_neighbours, unlabelled_model, with_units
 from edgevit.errors import DataError, Interrupted, OptionError, UnsupportedModelError
 from edgevit.network.checkpoint import describe
 from edgevit.records.model import TargetClass
