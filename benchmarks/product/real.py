@@ -58,7 +58,7 @@ RECIPE: dict[str, Any] = {
 }  # fmt: skip
 # Of the base before it is cut: gentle, as a few hundred images are soon learnt by heart.
 BASE_TRAINING: dict[str, Any] = {"steps": 100, "batch_size": 32, "lr": 1e-5, "augment": "flip", "precision": "bf16"}
-METHODS = ("forge", "nuwa", "corp", "magnitude")
+METHODS = ("forge", "nuwa", "corp", "torch_pruning", "magnitude")
 RIVAL_RATE = 0.5  # of all methods but forge
 
 
@@ -234,7 +234,7 @@ def derived_row(settings: Row, device: str, cache: Path) -> Row:
     training: dict[str, Any] = {"steps": steps, "seed": SEED, "device": device, "batch_size": BATCH}
     with tempfile.TemporaryDirectory() as scratch:
         base, opening = (
-            (_trained_base(fold, device, cache), {}) if settings["variant"] == "trained"
+            (_trained_base(fold, device, cache), {}) if settings["variant"].startswith("trained")
             else (TIMM_NAME, _opening(size, cache))
         )  # fmt: skip
         derivation = derive(
@@ -245,7 +245,7 @@ def derived_row(settings: Row, device: str, cache: Path) -> Row:
             out=Path(scratch) / "model",
             method=settings["method"],
             training=Training(**training, **(RECIPE if steps else {})),
-            unlabelled=ensure_pictures(cache) / "unlabelled" if settings["variant"] == "unlabelled" else None,
+            unlabelled=ensure_pictures(cache) / "unlabelled" if "unlabelled" in settings["variant"] else None,
             cache=cache / "derivations",
         )
     accuracy = derivation.record.accuracy
@@ -375,16 +375,15 @@ def main() -> None:
     parser.add_argument("--folds", type=int, nargs="+", default=list(range(FOLDS)))
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["forge"])
-    parser.add_argument(
-        "--steps", type=int, default=0, help="of distillation; with unlabelled pictures, but for --trained"
-    )
+    parser.add_argument("--steps", type=int, default=0, help="of distillation, with unlabelled pictures")
     parser.add_argument("--unlabelled", action="store_true", help="calibrate with unlabelled pictures, too")
     parser.add_argument("--trained", action="store_true", help="cut the base after it was trained on the classes")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--results", type=Path, default=RECORDS / "real.json")
     options = parser.parse_args()
-    variant = "trained" if options.trained else "unlabelled" if options.steps or options.unlabelled else ""
+    more = {"trained": options.trained, "unlabelled": options.unlabelled or options.steps}
+    variant = ", ".join(name for name, asked in more.items() if asked)
     for fold in options.folds:
         for method in options.methods:
             for rate in options.rates if method == "forge" else [RIVAL_RATE]:

@@ -117,7 +117,7 @@ class _Candidates:
         network = self.problem.network
         mask = torch.ones(len(self.macs), device=self.problem.compute.device)
         mask[removed] = 0
-        parts = iter(mask.split([n for d in network.dims for n in map(d.__getitem__, _UNITS)]))
+        parts = iter(torch.split(mask, [n for d in network.dims for n in map(d.__getitem__, _UNITS)]))
         with ExitStack() as stack:
             for attention, ffn in zip(network.attention_outputs, network.ffn_outputs, strict=True):
                 for layer in (attention, ffn):
