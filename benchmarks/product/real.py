@@ -353,7 +353,8 @@ def section() -> str:
             if trained
             else ""
         )
-        + "`head on the class token`: of an earlier version. Folds 1 and 3 were looked at while its rules were chosen.",
+        + f"`unlabelled`: {UNLABELLED_PICTURES} pictures of other subjects calibrate and teach, too. "
+        "`head on the class token`: of an earlier version. Folds 1 and 3 were looked at while its rules were chosen.",
         [
             table(["images", "forge", *(f"{rate:g}" for rate in rates)], lines),
             "fp16 in CUDA graphs, in turns, at 224 px; models are named by MACs gone and by the images they were "
