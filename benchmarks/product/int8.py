@@ -227,13 +227,12 @@ def section() -> str:
     kinds = sorted({_kind(row) for row in rows})
     heads = [(variant, method) for method in ("max", "percentile") for variant in (*VARIANTS, CHOSEN)]
     heads = [head for head in heads if any((row["variant"], row["method"]) == head for row in rows)]
-    lines, spreads = [], []
+    lines = []
     for kind in kinds:
         of_kind = [row for row in rows if _kind(row) == kind]
         columns = [[row for row in of_kind if (row["variant"], row["method"]) == head] for head in heads]
         images = max(sum(row["images"] for row in column) for column in columns)
         lines.append([kind, str(images), *(_cell(column) for column in columns)])
-        spreads += [f"{kind} {min(row['kls']):.5f} to {max(row['kls']):.5f}" for row in of_kind if "kls" in row]
     timing = [
         [
             case,
@@ -248,14 +247,8 @@ def section() -> str:
         "on the same test images with the 95 % interval of the paired difference, the KL divergence from the "
         "answers in fp32 in nats, and the share of the MACs of linear layers in INT8. Bases: "
         + "; ".join(f"`{name}`, {text}" for name, text in BASES.items() if name in kinds)
-        + ". A number is the rate of a model derived in closed form. Heads of `real` read the class token or, where "
-        "that is better, the mean of the patches, too. Ranges of inputs are their largest values, or hold 99.99 % "
-        f"of them (`percentile`). Layers were chosen for a sure drop of at most {STRICT:.1%} on validation images and "
-        "other training images."
-        + (
-            f" With {DRAWS} draws of the calibration images corrected weights have KL of {', '.join(spreads)}."
-            * bool(spreads)
-        ),
+        + ". A number is the rate of a model derived in closed form. Ranges of inputs are their largest values or hold "
+        f"99.99 % of them (`percentile`). Layers were chosen for a sure drop of at most {STRICT:.1%} on other images.",
         [
             table(["model", "test images", *(f"{variant}, {method}" for variant, method in heads)], lines),
             f"Latency of INT8, of fp32's, in turns on one thread of {record['processor']}. TensorRT-RTX for SM 8.6, a "

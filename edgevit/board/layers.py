@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -59,18 +59,24 @@ LAYERS_KIND = RecordKind("layers", LayerProfile, _READER, sealed=False)
 
 
 def profile_of(request: MeasurementRequest, answer: ProfileAnswer, runs: Sequence[Run]) -> LayerProfile:
-    """Build the profile of one model from the agent's answer and the plain runs of the same bench."""
+    """Build the profile of one model from the agent's answer and the plain runs of the same bench.
+
+    Raises:
+        RunsError: the answer lacks times.
+    """
     plain = [run for run in runs if (run.label, run.batch) == (request.label, request.batch)]
     by_gpu = answer.clock == "gpu"
-    content = {
-        **{name: getattr(request, name) for name in ("label", "model_sha256", "precision", "runner", "batch")},
-        "model": Path(request.model).name,
-        "plain_ns": [ns for run in plain for ns in (run.gpu_ns if by_gpu else run.latencies_ns) or ()],
-        **asdict(answer),
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "edgevit": written_by(),
-    }
-    return LAYERS_KIND.checked({"schema": LAYERS_KIND.schema, **content}, f"the layers of {request.label}")
+    try:
+        return LayerProfile(
+            **{name: getattr(request, name) for name in ("label", "model_sha256", "precision", "runner", "batch")},
+            **{field.name: getattr(answer, field.name) for field in fields(answer)},
+            model=Path(request.model).name,
+            plain_ns=tuple(ns for run in plain for ns in (run.gpu_ns if by_gpu else run.latencies_ns) or ()),
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            edgevit=written_by(),
+        )
+    except ValueError as error:
+        raise RunsError(f"the layers of {request.label}: {error}") from error
 
 
 def line_of(profile: LayerProfile) -> str:

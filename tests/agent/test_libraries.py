@@ -21,7 +21,8 @@ def test_what_a_library_prints_is_not_taken_for_its_answer(tmp_path, monkeypatch
 
 def test_a_process_that_asks_one_reads_little_of_the_agent():
     code = (
-        "import sys; from edgevit.agent.libraries import tell_cuda; tell_cuda(); print(*sys.modules, file=sys.stderr)"
+        "import sys; from edgevit.agent.libraries import LIBRARIES; LIBRARIES['cuda'](); "
+        "print(*sys.modules, file=sys.stderr)"
     )
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(json.loads(asked.stdout)) >= {"device", "capability", "error"}

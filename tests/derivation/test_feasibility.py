@@ -27,7 +27,7 @@ from edgevit.errors import BudgetError, DataError, OptionError
 from edgevit.network.checkpoint import describe
 
 ALL_OFF: dict[str, Any] = {"drop_blocks": False, "drop_heads": False, "drop_sites": False, "cut_embedding": False}
-RANKED = ("nvit", "taylor", "torch_pruning", "magnitude", "wanda", "random")
+RANKED = ("nvit", "snapvit", "taylor", "torch_pruning", "magnitude", "wanda", "random")
 OUTSIDE = r"lies outside the blocks, and the embedding ends at (\d+) channels"
 ATTENTION = r"is attention, which ends at (\d+) heads of 16 and 16 in 3 blocks"
 

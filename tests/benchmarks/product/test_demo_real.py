@@ -14,5 +14,6 @@ def test_the_program_knows_every_command_of_the_demo(tmp_path: Path, monkeypatch
     typed = parse_commands(monkeypatch, tmp_path / "demo")
     monkeypatch.setattr(demo_real, "ensure_weights", lambda: tmp_path / "base.safetensors")
     monkeypatch.setattr(demo_real, "ensure_fold", lambda _: tmp_path / "data")
+    monkeypatch.setattr(demo_real, "ensure_pictures", lambda: tmp_path / "pictures")
     demo_real.main()
     assert typed == ["base", "sweep", "derive", "export", "bench", "show", "report"]
