@@ -148,7 +148,7 @@ def _training(case: Case, steps: int, device: str, options: Options) -> tuple[An
 
 def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
     """Return the super-network of this sub-task; train it if it is not in the cache."""
-    from edgevit.derivation.session.supernet import supernet
+    from edgevit import supernet
 
     steps = case.supernet_steps
     assert steps is not None
@@ -168,7 +168,7 @@ def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
 
 def _derive(case: Case, place: Place, folder: Path) -> Row:
     from benchmarks.training_memory import Watched
-    from edgevit.derivation.session.derive import derive
+    from edgevit import derive
     from edgevit.records.model_folder import ModelFolder
 
     watched = Watched(place.device)

@@ -36,56 +36,20 @@ Words that edgevit uses in its own sense:
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 # Here, as the agent is a part of this package, under Python 3.8, too, and imports nothing else of it.
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when it is first used
-    from edgevit.board.bench import bench as bench
-    from edgevit.board.bench import bench_in_turns as bench_in_turns
-    from edgevit.board.request import BenchRequest as BenchRequest
-    from edgevit.board.request import Conditions as Conditions
-    from edgevit.derivation.request import BaseRequest as BaseRequest
-    from edgevit.derivation.request import DeriveRequest as DeriveRequest
-    from edgevit.derivation.request import SupernetRequest as SupernetRequest
-    from edgevit.derivation.session.base import base as base
-    from edgevit.derivation.session.derive import derive as derive
-    from edgevit.derivation.session.supernet import supernet as supernet
-    from edgevit.engines.options import EngineOptions as EngineOptions
-    from edgevit.engines.request import EvaluateRequest as EvaluateRequest
-    from edgevit.engines.request import ExportRequest as ExportRequest
-    from edgevit.engines.run import evaluate as evaluate
-    from edgevit.engines.run import export as export
-    from edgevit.jobs.budgets.run import meet as meet
-    from edgevit.jobs.fleet.request import FleetRequest as FleetRequest
-    from edgevit.jobs.fleet.run import fleet as fleet
-    from edgevit.jobs.jobs_file import DeriveManyRequest as DeriveManyRequest
-    from edgevit.jobs.many import derive_many as derive_many
-    from edgevit.jobs.suite.request import CharacterizeRequest as CharacterizeRequest
-    from edgevit.jobs.suite.run import characterize as characterize
-    from edgevit.jobs.sweep.request import SweepRequest as SweepRequest
-    from edgevit.jobs.sweep.run import sweep as sweep
-    from edgevit.latency.cost import cost as cost
-    from edgevit.latency.cost_request import CostRequest as CostRequest
-    from edgevit.latency.request import MeetRequest as MeetRequest
-    from edgevit.latency.target import MeasurementTarget as MeasurementTarget
-    from edgevit.network.checkpoint import load as load
-    from edgevit.reporting.compare import compare as compare
-    from edgevit.reporting.request import CompareRequest as CompareRequest
-    from edgevit.reporting.request import ReportRequest as ReportRequest
-    from edgevit.reporting.run import report as report
-    from edgevit.serving.package import package as package
-    from edgevit.serving.request import PackageRequest as PackageRequest
-    from edgevit.train.settings import Training as Training
-
-_MODULES = {  # of what the package gives at its top
+# What the package gives at its top. `python docs/made_signatures.py` writes it to __init__.pyi, for type checkers.
+_MODULES = {
     "BaseRequest": "edgevit.derivation.request",
     "BenchRequest": "edgevit.board.request",
     "CharacterizeRequest": "edgevit.jobs.suite.request",
     "CompareRequest": "edgevit.reporting.request",
     "Conditions": "edgevit.board.request",
     "CostRequest": "edgevit.latency.cost_request",
+    "Derivation": "edgevit.derivation.session.derive",
     "DeriveRequest": "edgevit.derivation.request",
     "EngineOptions": "edgevit.engines.options",
     "EvaluateRequest": "edgevit.engines.request",

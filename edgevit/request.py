@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
-from functools import cache, reduce
-from inspect import Parameter, signature
+from functools import cache, reduce, wraps
+from inspect import Parameter, Signature, signature
 from operator import or_
 from os import PathLike
 from pathlib import Path
@@ -44,6 +43,7 @@ _PLAIN = (bool, int, float, str, Path)  # what a text on the command line can be
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 Given = Mapping[str, Any]
+Prepare = Callable[[dict[str, Any], str], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,8 @@ def request_of(kind: type[R], keywords: Given, function: str) -> R:
             continue
         if isinstance(value, str):
             value = _from_text(value, declared.option.read, hint, keywords)
+        if isinstance(value, Path) and get_origin(hint) is Sequence:
+            value = (value,)
         _put(values if len(declared.path) == 1 else inside, declared.path, value)
     if both := values.keys() & inside.keys():
         record = both.pop()
@@ -233,22 +235,6 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
-def as_request(kind: type[R], first: str, value: Any, options: Given) -> R:
-    """The request that a public function was given, whole or as keywords; `first` is the one that needs no name.
-
-    Raises:
-        OptionError: as `request_of` says, or there is a whole request and options beside it.
-        TypeError: the value is neither a request nor a path or name.
-    """
-    if isinstance(value, kind):
-        if options:
-            raise OptionError(f"a whole {kind.__name__} was given, and {', '.join(options)} beside it; leave that out")
-        return value
-    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__.removesuffix("Request")).lower()
-    check_paths(value, f"edgevit.{name}")
-    return request_of(kind, options if value is None else {first: value, **options}, f"edgevit.{name}")
-
-
 def check_paths(value: Any, function: str) -> None:
     """Refuse a first argument that is neither a path or name, nor several of them.
 
@@ -261,30 +247,85 @@ def check_paths(value: Any, function: str) -> None:
             raise TypeError(f"{function} takes a path or a timm name, and was given a {type(item).__name__}")
 
 
-def takes_options(kind: Any) -> Callable[[F], F]:
-    """Give a public function that ends in `**options` a signature with each option of its request by name.
+def takes_options(
+    kind: Any, *positional: str, prepare: Prepare | None = None, also: Given | None = None
+) -> Callable[[F], F]:
+    """Let a public function of a request be called with the options of the request, too.
 
-    `inspect.signature`, `help` and completion in a shell or notebook show it.
+        @takes_options(DeriveRequest, "base")
+        def derive(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
+
+    Then `derive(base, rate=0.5)` is `derive(DeriveRequest(base=base, rate=0.5))`. `inspect.signature`, `help` and
+    completion show each option, and `edgevit/__init__.pyi` shows them to type checkers.
+
+    Args:
+        positional: the options that need no name, in order.
+        prepare: changes the keywords before they become a request, such as a module to a file; it also gets the name
+            of the function, for messages.
+        also: a further type that an option may have in Python, by name.
     """
 
-    def with_signature(function: F) -> F:
-        original = signature(function)
-        named = [parameter for parameter in original.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
-        present = {parameter.name for parameter in named}
-        options = [
-            Parameter(
-                option.field,
-                Parameter.KEYWORD_ONLY,
-                default=Parameter.empty if option.required else option.default,
-                annotation=option.kind,
-            )
-            for option in options_of(kind)
-            if option.field not in present
-        ]
-        function.__signature__ = original.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
-        return function
+    def with_options(function: F) -> F:
+        name, (_, *own) = f"edgevit.{function.__name__}", signature(function).parameters
 
-    return with_signature
+        @wraps(function)
+        def call(*values: Any, **keywords: Any) -> Any:
+            if len(values) == 0 and positional[0] in keywords:
+                values = (keywords.pop(positional[0]),)
+            beside = {key: keywords.pop(key) for key in own if key in keywords}
+            if values and isinstance(values[0], kind):
+                if keywords:
+                    given = ", ".join(keywords)
+                    raise OptionError(f"a whole {kind.__name__} was given, and {given} beside it; leave that out")
+                return function(*values, **beside)
+            if len(values) > len(positional):
+                raise TypeError(f"{name} takes {' and '.join(positional)} by place, and was given {len(values)} values")
+            by_place = zip(positional, values, strict=False)
+            keywords = {**{key: value for key, value in by_place if value is not None}, **keywords}
+            if prepare is not None:
+                keywords = prepare(keywords, name)
+            check_paths(keywords.get(positional[0]), name)
+            return function(request_of(kind, keywords, name), **beside)
+
+        call.__signature__ = _with_options(signature(function), kind, positional, also or {})  # type: ignore[attr-defined]
+        return cast("F", call)
+
+    return with_options
+
+
+def _with_options(own: Signature, kind: Any, positional: Sequence[str], also: Given) -> Signature:
+    """The signature by options: those that need no name, the parameters of the function but for the request, the rest.
+
+    A record inside of the request is an option as a whole, too.
+    """
+    parameters = dict[str, Parameter]()
+    for option in options_of(kind):
+        default = Parameter.empty if option.required else option.default
+        accepted = _accepted(option)
+        if option.field in also:
+            accepted = accepted | also[option.field]
+        parameters[option.field] = Parameter(option.field, Parameter.KEYWORD_ONLY, default=default, annotation=accepted)
+    records = {option.path[0] for option in options_of(kind) if len(option.path) > 1}
+    for item in fields(kind):
+        if item.name in records:
+            hint = _hints(kind)[item.name]
+            parameters[item.name] = Parameter(
+                item.name, Parameter.KEYWORD_ONLY, default=default_of(item), annotation=hint
+            )
+    by_place = [parameters.pop(name).replace(kind=Parameter.POSITIONAL_OR_KEYWORD) for name in positional]
+    by_place[0] = by_place[0].replace(annotation=by_place[0].annotation | kind)
+    _, *beside = own.parameters.values()
+    beside = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in beside]
+    return own.replace(parameters=[*by_place, *beside, *parameters.values()])
+
+
+def _accepted(option: RequestOption) -> Any:
+    """The types that an option may have in Python: also a text where one is read, and one path in place of several."""
+    if option.kind == Sequence[Path]:
+        return str | Path | Sequence[str | Path]
+    kinds = (option.kind, *get_args(option.kind))
+    is_read = Path in kinds or (option.option.read is not None and not option.option.repeated)
+    return option.kind | str if is_read and str not in kinds else option.kind
 
 
 # -- from texts --------------------------------------------------------------------------------------------------------

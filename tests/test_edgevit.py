@@ -8,6 +8,7 @@ from collections.abc import Callable
 from inspect import Parameter, signature
 
 import pytest
+from made_signatures import FILE, signatures
 
 import edgevit
 from edgevit.request import options_of
@@ -31,7 +32,12 @@ def test_completion_shows_the_public_names_and_signatures_the_options() -> None:
         missing = {one.field for one in options_of(request) if one.field not in parameters}
         assert not missing and Parameter.VAR_KEYWORD not in {one.kind for one in parameters.values()}, name
     rate = signature(edgevit.derive).parameters["rate"]
-    assert rate.default is None and rate.annotation == float | None
+    assert rate.default is None and rate.annotation == float | str | None
+
+
+def test_type_checkers_see_the_signatures() -> None:
+    """tests/shared/typed_calls.py shows that mypy refuses a wrong one."""
+    assert FILE.read_text() == signatures(), "run `python docs/made_signatures.py`"
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

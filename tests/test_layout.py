@@ -33,7 +33,6 @@ BY_PROTOCOL = {"Config", "Meter"}  # names of classes that every file of a folde
 # Names of functions that stand in several modules, and why: each is one idea there.
 FUNCTIONS_BY_PROTOCOL = {
     "every command, and the agent's program": {"main"},
-    "every request": {"run"},
     "every method (edgevit/derivation/method.py)": {
         "derive", "default_steps", "search_space", "check_options"
     },

@@ -82,8 +82,8 @@ def measure(rank: int) -> dict[str, Any]:
     import timm
     import torch
 
+    from edgevit import derive
     from edgevit.derivation.methods.vulcan.lora import low_rank_updates
-    from edgevit.derivation.session.derive import derive
     from edgevit.network.network import Network
     from edgevit.train.settings import Training
 

@@ -23,8 +23,8 @@ from benchmarks.derivations import BATCH, LR, SEEDS, STEPS, task_classes
 from benchmarks.markdown import RECORDS, Row, grouped, percent, seeds_text, table, wrapped
 from benchmarks.sentences import train_bert, write_sentences
 from benchmarks.sources import load_rows, refusals, store_rows
+from edgevit import derive
 from edgevit.data.task import open_task
-from edgevit.derivation.session.derive import derive
 from edgevit.network.checkpoint import open_base
 from edgevit.train.settings import Training
 

@@ -50,8 +50,7 @@ def _file(name: str, out: Path = OUT) -> Path:
 
 def make(folder: Path, out: Path, steps: int, progress: Any) -> None:
     """Derive into `folder`, and draw into `out`."""
-    from edgevit.derivation.session.base import base
-    from edgevit.derivation.session.derive import derive
+    from edgevit import base, derive
     from edgevit.train.settings import Training
 
     data, trained = ensure_demo(progress)

@@ -35,13 +35,13 @@ def _base(size: int, cache: Path) -> dict[str, Any]:
 
 def judged(model: str | Path, cache: Path, device: str, **options: Any) -> list[dict[str, float]]:
     """The shares of right answers of each probe, fold by fold."""
-    from edgevit.exporting.evaluate import run
+    from edgevit.exporting.evaluate import evaluate_files
     from edgevit.exporting.request import JudgeRequest
 
     rows = []
     for fold in range(real.FOLDS):
         data = real.ensure_fold(fold, cache)
-        result = run(JudgeRequest(model=model, data=data, probe=PROBES, device=device, **options))
+        result = evaluate_files(JudgeRequest(model=model, data=data, probe=PROBES, device=device, **options))
         assert result.probes is not None
         rows.append({**result.probes, "images": result.images})
     return rows
@@ -49,7 +49,7 @@ def judged(model: str | Path, cache: Path, device: str, **options: Any) -> list[
 
 def derived_row(rate: float, size: int, device: str, cache: Path) -> Row:
     """Derive the backbone, if the cache has none, and judge it."""
-    from edgevit.derivation.session.derive import derive
+    from edgevit import derive
     from edgevit.records.model_folder import ModelFolder
     from edgevit.train.settings import Training
 

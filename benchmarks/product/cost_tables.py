@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 from benchmarks.markdown import RECORDS, load, screen, table
+from edgevit import bench_in_turns
 from edgevit.agent.records import Run
-from edgevit.board.bench import bench_in_turns
 from edgevit.derivation.allocate.cost_table import load_cost_table
 from edgevit.derivation.allocate.embedding import candidate_widths
 from edgevit.derivation.allocate.menus import widths

@@ -65,8 +65,8 @@ def derive(model: str, folder: Path, data: Path, rate: float, options: dict[str,
     """Run one derivation without training in this process; return its record."""
     import torch
 
+    from edgevit import derive as derive_model
     from edgevit.derivation.measure import embedding, sensitivity, statistics
-    from edgevit.derivation.session.derive import derive as derive_model
     from edgevit.derivation.solve.least_squares import Regression
     from edgevit.train.settings import Training
 

@@ -185,7 +185,7 @@ def derived_rows(function: str, method: str, rate: float, device: str, cache: Pa
 def latency_rows(function: str, device: str, cache: Path) -> dict[str, Row]:
     """Measure backbone and pyramid of the base and of each model in turns on one thread: ratios by method and rate."""
     import edgevit
-    from edgevit.board.bench import bench_in_turns
+    from edgevit import bench_in_turns
     from edgevit.board.comparison import compare_within, decisive
     from edgevit.board.request import Conditions
 

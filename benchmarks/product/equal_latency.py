@@ -90,7 +90,7 @@ def pair(place: Place, base_of: str, task: int, seed: int, share: float, folder:
         "cache": place.cache / "shared" / "equal_latency",
     }
     began = time.monotonic()
-    dense = edgevit.cost(name, model_args=start.get("model_args"), threads=1).in_quantity("ms").base
+    dense = edgevit.cost(name, model_args=start.get("model_args", {}), threads=1).in_quantity("ms").base
     edgevit.base(name, **start, data=place.data, classes=classes, out=folder / "base")
     edgevit.export(folder / "base", fp16=False, accuracy=False)
     (by_ms,) = edgevit.meet(name, ms=share * dense, out=folder / "ms", target=MeasurementTarget(threads=1), **request)

@@ -71,8 +71,7 @@ COMPILED = {  # columns of what TensorRT-RTX makes
 
 def model_of(case: str, folder: Path, cache: Path) -> tuple[Path, Path]:
     """Write the model folder of a case; return it and its images."""
-    from edgevit.derivation.session.base import base
-    from edgevit.derivation.session.derive import derive
+    from edgevit import base, derive
     from edgevit.train.settings import Training
 
     kind, *numbers = case.split("-")
@@ -196,7 +195,7 @@ def compiled(files: Sequence[Path]) -> dict[str, int]:
 
 def latency(files: Sequence[Path]) -> dict[str, Any]:
     """INT8 against fp32, in turns on one thread."""
-    from edgevit.board.bench import bench_in_turns
+    from edgevit import bench_in_turns
     from edgevit.board.comparison import compare_within, decisive
     from edgevit.board.request import Conditions
 

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--demo", type=Path, default=Path("demo"), help="what `make demo` has made")
     parser.add_argument("--out", type=Path, default=PICTURE)
     options = parser.parse_args()
-    from edgevit.reporting.run import report
+    from edgevit import report
 
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"

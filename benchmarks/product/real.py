@@ -227,7 +227,7 @@ def _command(*words: str, folder: Path | None = None) -> None:
 
 def derived_row(settings: Row, device: str, cache: Path) -> Row:
     """Do one derivation and return its row: the settings and what it gave."""
-    from edgevit.derivation.session.derive import derive
+    from edgevit import derive
     from edgevit.train.settings import Training
 
     size, steps, fold = settings["size"], settings["steps"], settings["fold"]

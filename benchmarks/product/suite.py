@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 
 from benchmarks.markdown import RECORDS, load, screen
+from edgevit import characterize
 from edgevit.jobs.suite.record import SUITE_KIND
 from edgevit.jobs.suite.request import CharacterizeRequest
-from edgevit.jobs.suite.run import run
 
 RESULTS = RECORDS / "suite.json"
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the quick suite")
     quick = parser.parse_args().quick
-    run(CharacterizeRequest(sizes=("tiny",), quick=quick, minutes=60.0, threads=1, output=RESULTS))
+    characterize(CharacterizeRequest(sizes=("tiny",), quick=quick, minutes=60.0, threads=1, output=RESULTS))
 
 
 if __name__ == "__main__":

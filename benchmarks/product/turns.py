@@ -30,7 +30,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from benchmarks.markdown import RECORDS, load, screen, table
-from edgevit.board.bench import bench, bench_in_turns
+from edgevit import bench, bench_in_turns
 from edgevit.board.comparison import compare_within, decisive
 from edgevit.board.request import Conditions
 

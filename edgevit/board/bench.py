@@ -31,7 +31,7 @@ from edgevit.errors import AgentError, UnfitBoardError
 from edgevit.progress import Progress, Silent
 from edgevit.records.precisions import FP16, PRECISIONS
 from edgevit.records.writing import file_sha256
-from edgevit.request import as_request, takes_options
+from edgevit.request import takes_options
 from edgevit.text import printable, shortened
 from edgevit.version import written_by
 
@@ -86,51 +86,8 @@ class Bench:
         return [*remarks, *self.changed.messages]
 
 
-@takes_options(BenchRequest)
+@takes_options(BenchRequest, "models", "conditions")
 def bench(
-    models: str | Path | Sequence[str | Path] | BenchRequest | None = None,
-    conditions: Conditions | None = None,
-    *,
-    before: Callable[[Setting, str], None] | None = None,
-    on_run: Callable[[Run], None] | None = None,
-    on_profile: Callable[[LayerProfile], None] | None = None,
-    progress: Progress | None = None,
-    **options: Any,
-) -> Bench:
-    """Measure a model, or several in turns, on this machine or on a board.
-
-    Args:
-        models: a model folder with an export, an ONNX file or an engine, several of them, or a whole request.
-        how: the conditions as a whole; or give their fields one by one, such as `batches=(1, 8)`.
-        options: the fields of `BenchRequest`.
-
-    Raises:
-        OptionError: an option does not exist. See `edgevit.board.bench.run` for other errors and for the callbacks
-            `before`, `on_run` and `on_profile`.
-    """
-    keywords = options if conditions is None else {"conditions": conditions, **options}
-    several = (models,) if isinstance(models, (str, Path)) else models
-    request = as_request(BenchRequest, "models", several, keywords)
-    return run(request, before=before, on_run=on_run, on_profile=on_profile, progress=progress)
-
-
-@takes_options(BenchRequest)
-def bench_in_turns(
-    models: Sequence[str | Path] | BenchRequest,
-    conditions: Conditions | None = None,
-    *,
-    rounds: int | None = None,
-    before: Callable[[Setting, str], None] | None = None,
-    on_run: Callable[[Run], None] | None = None,
-    progress: Progress | None = None,
-    **options: Any,
-) -> Bench:
-    """Measure models against each other: `bench` of several, whose `repeat` is here called `rounds`."""
-    keywords = options if rounds is None else {"repeat": rounds, **options}
-    return bench(models, conditions, before=before, on_run=on_run, progress=progress, **keywords)
-
-
-def run(
     request: BenchRequest,
     *,
     before: Callable[[Setting, str], None] | None = None,
@@ -138,11 +95,12 @@ def run(
     on_profile: Callable[[LayerProfile], None] | None = None,
     progress: Progress | None = None,
 ) -> Bench:
-    """Measure models, on this machine or on a board, over SSH.
+    """Measure a model, or several in turns, on this machine or on a board over SSH.
 
-    Each round measures every model once at each batch size and number of streams, each time in its own process, or all
-    models in one process if they alternate. A run records its round and turn.
-    `edgevit.board.comparison.compare_within` computes ratios to the first model, with intervals.
+    A model is a folder with an export, an ONNX file or an engine. Each round measures every model once at each batch
+    size and number of streams, each time in its own process, or all models in one process if they alternate. A run
+    records its round and turn. `edgevit.board.comparison.compare_within` computes ratios to the first model, with
+    intervals.
 
     A model without a label is named by its folder or file, or by its path where two names are equal. `before` receives
     the setting and the runner's name before anything is measured, and may raise to stop. `on_run` receives each run,
@@ -186,6 +144,20 @@ def run(
         turns = in_turns(shapes, request.rounds, request.seed, alternate=request.alternate)
         callbacks = (on_run or _ignore, on_profile or _ignore)
         return _bench(place, conditions, measured, shapes, turns, setting, *callbacks, shown)
+
+
+@takes_options(BenchRequest, "models", "conditions")
+def bench_in_turns(
+    request: BenchRequest,
+    *,
+    rounds: int | None = None,
+    before: Callable[[Setting, str], None] | None = None,
+    on_run: Callable[[Run], None] | None = None,
+    progress: Progress | None = None,
+) -> Bench:
+    """Measure models against each other: `bench` of several, whose `repeat` is here called `rounds`."""
+    repeat = request.repeat if rounds is None else rounds
+    return bench(replace(request, repeat=repeat), before=before, on_run=on_run, progress=progress)
 
 
 def _file(path: Path, conditions: Conditions, runner: str) -> Measurable | None:

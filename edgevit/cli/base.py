@@ -28,9 +28,9 @@ def main(
     request.check()  # before torch is imported
 
     with importing():
-        from edgevit.derivation.session.base import run
+        from edgevit.derivation.session.base import base
 
-    spec = run(request, console.progress).spec
+    spec = base(request, console.progress).spec
     named = f": {', '.join(spec.class_names)}" if len(spec.classes) <= 20 else ""
     if not spec.classes:
         named = ", whose names are not known (--base-classes FILE gives them)"

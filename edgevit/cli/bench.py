@@ -41,7 +41,7 @@ def main(
 
     Exit code 3: a gate failed. 4: a run is void, because the clocks changed or the board throttled.
     """
-    from edgevit.board.bench import run
+    from edgevit.board.bench import bench
     from edgevit.board.comparison import compare_runs, compare_within, load_runs, make_row
     from edgevit.board.gates import exit_code, parse_gate, verdicts_of
     from edgevit.board.layers import line_of
@@ -62,7 +62,7 @@ def main(
 
     done = None
     try:
-        done = run(
+        done = bench(
             request,
             before=lambda setting, runner: _check_gates(gates, request, setting, runner),
             on_run=on_run,
@@ -104,7 +104,7 @@ def profiles_of_base(
     console: Console, request: BenchRequest, keep: Callable[[LayerProfile], None]
 ) -> Sequence[LayerProfile]:
     """Profile the base of a single derived model; its runs are neither kept nor judged."""
-    from edgevit.board.bench import run
+    from edgevit.board.bench import bench
 
     if not request.conditions.layers or len(request.models) > 1:
         return ()
@@ -117,7 +117,7 @@ def profiles_of_base(
         return ()
     try:
         alone = replace(request, models=(base,), labels=None)
-        return run(alone, on_profile=keep, progress=console.progress).profiles
+        return bench(alone, on_profile=keep, progress=console.progress).profiles
     except EdgeVitError as error:
         console.warn(f"its base is not beside it: {error}")
         return ()

@@ -27,9 +27,9 @@ def main(
     from edgevit.jobs.suite.record import SUITE_KIND
 
     with importing():
-        from edgevit.jobs.suite.run import run
+        from edgevit.jobs.suite.run import characterize
 
-    record = run(request, console.progress)
+    record = characterize(request, console.progress)
     show_suite(console, record)
     console.show(f"wrote {request.output}: every figure and raw run of {record.host}. Send this file back")
     console.result({**SUITE_KIND.content(record), "runs": len(record.runs)})

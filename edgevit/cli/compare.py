@@ -34,10 +34,10 @@ def main(request: CompareRequest, *, json: JsonFlag = False, verbose: VerboseFla
     from dataclasses import asdict
 
     from edgevit.board.gates import VOID
-    from edgevit.reporting.compare import run
+    from edgevit.reporting.compare import compare
 
     console = Console(json=json, verbose=verbose)
-    comparisons = run(request)
+    comparisons = compare(request)
     show_comparisons(console, comparisons)
     console.result({"comparisons": [asdict(c) for c in comparisons]})
     return VOID if any(c.void for c in comparisons) and not request.force else 0

@@ -28,9 +28,9 @@ def main(
     request.check()  # before torch is imported
 
     with importing():
-        from edgevit.latency.cost import run
+        from edgevit.latency.cost import cost
 
-    table = run(request, console.progress)
+    table = cost(request, console.progress)
     console.show(f"{table.measured_on}; standard error {table.noise:.1%} of a figure")
     for quantity in table.quantities:
         for prices in table.in_quantity(quantity).of_stages:

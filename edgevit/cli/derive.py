@@ -54,11 +54,11 @@ def _carried_out(request: MeetRequest, console: Console) -> list[Derivation]:
     """Derive, and measure if the budget needs it. Only the main process returns derivations."""
     if request.is_measured:
         with importing():
-            from edgevit.jobs.budgets.run import run
+            from edgevit.jobs.budgets.run import meet
 
-        return list(run(request, console.progress))
+        return list(meet(request, console.progress))
     with importing():
-        from edgevit.derivation.session.derive import run as derive
+        from edgevit.derivation.session.derive import derive
 
     derivation = derive(request.derivation(), console.progress)
     return [derivation] if derivation.is_main else []

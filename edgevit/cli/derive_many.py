@@ -54,10 +54,10 @@ def main(
     from rich.table import Table
 
     with importing():
-        from edgevit.jobs.many import HEAD, cells, run_many
+        from edgevit.jobs.many import HEAD, cells, derive_many
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    rows = run_many(request, console.progress)
+    rows = derive_many(request, console.progress)
     table = Table(*HEAD)
     for row in rows:
         table.add_row(*cells(row))

@@ -33,9 +33,9 @@ def main(
     request.check()  # before torch is imported
 
     with importing():
-        from edgevit.engines.run import run_evaluate
+        from edgevit.engines.run import evaluate
 
-    result = run_evaluate(request, console.progress)
+    result = evaluate(request, console.progress)
     if result.probes is not None:
         console.show(_probes_line(result, result.probes))
     elif result.detections is not None:

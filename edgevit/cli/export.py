@@ -29,11 +29,11 @@ def main(
     request.check()  # before torch is imported
 
     with importing():
-        from edgevit.engines.run import run_export
+        from edgevit.engines.run import export
 
-    export = run_export(request, console.progress)
-    show(console, export)
-    console.show(next_command(request, export.engine))
+    record = export(request, console.progress)
+    show(console, record)
+    console.show(next_command(request, record.engine))
 
 
 def next_command(request: ExportRequest, built: EngineRecord | None) -> str:

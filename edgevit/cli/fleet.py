@@ -77,9 +77,9 @@ def main(
         states = states_of(jobs)
     else:
         with importing():
-            from edgevit.jobs.fleet.run import run
+            from edgevit.jobs.fleet.run import fleet
 
-        states = run(request, console.progress)
+        states = fleet(request, console.progress)
     cost = cost_of(plan.layout.out, states, plan.layout.prices)
     show_states(console, states, cost)
     console.show(arguments.page_line(request.plan))

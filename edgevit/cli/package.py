@@ -21,9 +21,9 @@ def main(
     console = Console(json=json, quiet=quiet, verbose=verbose)
     request.check()  # before onnx is imported
 
-    from edgevit.serving.package import README, run
+    from edgevit.serving.package import README, package
 
-    folder = run(request)
+    folder = package(request)
     files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
     console.show(f"wrote {folder}: {', '.join(files)}. {folder / README} says how to run it")
     console.result({"folder": str(folder), "files": files})

@@ -23,31 +23,31 @@ def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
     that cannot be read are left out and listed.
     """
     from edgevit.reporting.page import LIMIT_BYTES
-    from edgevit.reporting.run import run
+    from edgevit.reporting.run import report
     from edgevit.reporting.tables import content, heading, split_reasons
 
     console = Console(json=json)
-    report = run(request, console.progress)
-    _show_skipped(console, report.evidence)
-    if report.file is None and not json:
-        write(report.text.rstrip("\n"))
-    if report.file is not None:
-        for text in split_reasons(report.panels):
+    written = report(request, console.progress)
+    _show_skipped(console, written.evidence)
+    if written.file is None and not json:
+        write(written.text.rstrip("\n"))
+    if written.file is not None:
+        for text in split_reasons(written.panels):
             console.show(text)
-        size = len(report.text.encode())
-        if report.format == "html" and size > LIMIT_BYTES:
+        size = len(written.text.encode())
+        if written.format == "html" and size > LIMIT_BYTES:
             fewer = "give fewer folders, or fewer --thumbnails"
             console.warn(f"the page has {size / 1e6:.1f} MB, too large for most mail servers; {fewer}")
-        wrote = f"wrote {report.file}, {size / 1e6:.2g} MB"
-        if len(report.panels) == 1:
-            console.show(f"{heading(report.panels[0])}: {wrote}")
+        wrote = f"wrote {written.file}, {size / 1e6:.2g} MB"
+        if len(written.panels) == 1:
+            console.show(f"{heading(written.panels[0])}: {wrote}")
         else:
-            _show_choices(console, report.panels)
+            _show_choices(console, written.panels)
             console.show(wrote)
     console.result(
         {
-            "file": report.file and str(report.file),
-            **content(report.panels, report.evidence.skipped, report.evidence.costs),
+            "file": written.file and str(written.file),
+            **content(written.panels, written.evidence.skipped, written.evidence.costs),
         }
     )
 

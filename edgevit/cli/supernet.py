@@ -20,9 +20,9 @@ def main(
     request.check()  # before torch is imported
 
     with importing():
-        from edgevit.derivation.session.supernet import run
+        from edgevit.derivation.session.supernet import supernet
 
-    net = run(request, console.progress)
+    net = supernet(request, console.progress)
     if not net.is_main:
         return  # only the main process prints
     from edgevit.cli.show import curve_table

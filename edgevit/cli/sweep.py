@@ -40,12 +40,12 @@ def main(
     request.check()  # before torch is imported
 
     with importing():
-        from edgevit.jobs.sweep.run import run
+        from edgevit.jobs.sweep.run import sweep
 
-    sweep, out = run(request, console.progress), request.out
-    show_sweep(console, out, sweep)
+    record, out = sweep(request, console.progress), request.out
+    show_sweep(console, out, record)
     console.show(arguments.page_line(out))
-    chosen = sweep.chosen()
+    chosen = record.chosen()
     if chosen is None:
         lower = f"{request.rates[0] / 2:.2g}"
         command = arguments.repeated(context, "sweep", rates=lower)
@@ -56,7 +56,7 @@ def main(
             context, "derive", rate=chosen.rate, out=distilled, threads=None
         )  # it measures none
         console.show(f"Next: distil it, {command}")
-    console.result({"folder": str(out), **asdict(sweep), "chosen": chosen and chosen.folder})
+    console.result({"folder": str(out), **asdict(record), "chosen": chosen and chosen.folder})
 
 
 def show_sweep(console: Console, folder: Path, sweep: Sweep) -> None:

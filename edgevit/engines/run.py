@@ -6,6 +6,7 @@ import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,18 @@ from torch import Tensor, nn
 from edgevit.board.connection import Board, open_board
 from edgevit.board.facts import examine
 from edgevit.board.store import recorded_engine
+from edgevit.derivation.request import BaseRequest
 from edgevit.derivation.session.base import base
-from edgevit.derivation.session.in_memory import as_files
+from edgevit.derivation.session.in_memory import IN_MEMORY, as_files
 from edgevit.engines.build import build_engine, check_board
 from edgevit.engines.gate import images_file, unlabelled_sample
 from edgevit.engines.options import MIB, MOST_IMAGES, MOST_OUTPUTS
 from edgevit.engines.outputs import all_outputs, classification, tidied, values_of
 from edgevit.engines.request import EvaluateRequest, ExportRequest
 from edgevit.errors import OptionError
-from edgevit.exporting.evaluate import Evaluation, ModelUnderTest, evaluate_opened
-from edgevit.exporting.evaluate import run as judge
+from edgevit.exporting.evaluate import Evaluation, ModelUnderTest, evaluate_files, evaluate_opened
 from edgevit.exporting.images import Subject
-from edgevit.exporting.onnx import folder_subject
-from edgevit.exporting.onnx import run as export_files
+from edgevit.exporting.onnx import export_files, folder_subject
 from edgevit.exporting.request import JudgeRequest
 from edgevit.network.from_module import path_of
 from edgevit.progress import Progress, Silent
@@ -34,7 +34,7 @@ from edgevit.records.engine import EngineRecord
 from edgevit.records.export import ExportRecord
 from edgevit.records.kinds import PLACE
 from edgevit.records.model_folder import ModelFolder, model_of
-from edgevit.request import as_request, takes_options
+from edgevit.request import request_of, takes_options
 
 _MOST_BYTES = 128 * MIB  # of the images of one job on the board
 
@@ -46,13 +46,25 @@ class Export(ExportRecord):
     engine: EngineRecord | None = field(default=None, metadata=PLACE)  # in its own file; None: not requested
 
 
-@takes_options(ExportRequest)
-def export(
-    model: str | Path | nn.Module | ExportRequest | None = None, *, progress: Progress | None = None, **options: Any
-) -> Export:
+def _in_a_folder(keywords: dict[str, Any], function: str) -> dict[str, Any]:
+    """Write a module that is to be exported to the new folder `out`."""
+    module = keywords.get("model")
+    if not isinstance(module, nn.Module):
+        return keywords
+    if "out" not in keywords:
+        raise OptionError(f"{function} writes a module to a new model folder; give out=FOLDER")
+    keywords = {**keywords, "model": Path(keywords["out"])}
+    del keywords["out"]
+    request_of(ExportRequest, keywords, function)  # refuse wrong options before anything is written
+    base(BaseRequest(name=path_of(module, function), out=keywords["model"]))
+    return keywords
+
+
+@takes_options(ExportRequest, "model", prepare=_in_a_folder, also=IN_MEMORY)
+def export(request: ExportRequest, progress: Progress | None = None) -> Export:
     """Write `model.fp32.onnx`, `model.fp16.onnx` and `export.json` into `export/` of a model folder.
 
-    An ONNX file that edgevit did not write is first imported into the new folder `out`.
+    An ONNX file that edgevit did not write is first imported into the new folder `out`, and a module is written to it.
 
     An earlier export is replaced only if all checks of the new one pass. Logits are compared with those of the derived
     model, before padding. Accuracy is measured on `data`, or on the images that the model was derived from; if these
@@ -61,10 +73,6 @@ def export(
     With `trt`, an engine is built on `board` or on this machine, and stored under `export/engines/` if it classifies
     images there as fp32 does on the host; files and engines that are up to date are reused.
 
-    Args:
-        model: a model folder, a module, which is written to `out`, or a whole request.
-        options: the fields of `ExportRequest`.
-
     Raises:
         OptionError: an option is unknown or has a wrong value.
         ExportError: a check failed; the message names it.
@@ -72,19 +80,6 @@ def export(
         EngineError: no precision level gives a correct engine; the message names the class with the largest loss.
         UnfitBoardError, ProfileError, BoardError: the board does not match the profile, or cannot build the engine.
     """
-    module, options = model, dict(options)
-    if isinstance(module, nn.Module):
-        if "out" not in options:
-            raise OptionError("edgevit.export writes a module to a new model folder; give out=FOLDER")
-        model = Path(options.pop("out"))
-    request = as_request(ExportRequest, "model", model, options)
-    if isinstance(module, nn.Module):
-        base(path_of(module, "edgevit.export"), out=request.folder, progress=progress)
-    return run_export(request, progress)
-
-
-def run_export(request: ExportRequest, progress: Progress | None = None) -> Export:
-    """Run an export; raises as `export` does."""
     request.check()
     if not request.trt:
         return _with_engine(export_files(request, progress), None)
@@ -97,26 +92,18 @@ def _with_engine(record: ExportRecord, engine: EngineRecord | None) -> Export:
     return Export(**{field.name: getattr(record, field.name) for field in fields(record)}, engine=engine)
 
 
-@takes_options(EvaluateRequest)
-def evaluate(
-    model: str | Path | nn.Module | EvaluateRequest | None = None,
-    data: Any = None,
-    *,
-    progress: Progress | None = None,
-    **options: Any,
-) -> Evaluation:
+@takes_options(EvaluateRequest, "model", "data", prepare=partial(as_files, base="model"), also=IN_MEMORY)
+def evaluate(request: EvaluateRequest, progress: Progress | None = None) -> Evaluation:
     """Classify the images of one part of the data, "test" or "validation".
 
     Without `data`, a model folder is evaluated on the images that it was derived from; `seed` is that of its split
     unless given. `classes` are those of a base, or some of those of a derived model, by name or by position. Accuracy
     is that of the logits; images that the model classifies as `other` are counted in addition.
 
-    Args:
-        data: a folder, arrays, a data set of PIL images or a DataLoader.
+    Options that differ from those of the command:
+        data: also arrays, a data set of PIL images or a DataLoader.
         model: a timm name with `checkpoint` or `pretrained`, a module, a model folder, an .onnx file that `export`
-            wrote, an engine, which classifies on the `board` that it was built for or on this machine, or a whole
-            request.
-        options: the fields of `EvaluateRequest`.
+            wrote, or an engine, which classifies on the `board` that it was built for or on this machine.
 
     Raises:
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the model cannot be opened, or an option
@@ -125,15 +112,9 @@ def evaluate(
         ModelError: a logit is not finite.
         EngineError, UnfitBoardError, BoardError: the engine is of another board or altered, or failed.
     """
-    model, values = as_files(model, options, "edgevit.evaluate", data)
-    return run_evaluate(as_request(EvaluateRequest, "model", model, values), progress)
-
-
-def run_evaluate(request: EvaluateRequest, progress: Progress | None = None) -> Evaluation:
-    """Run an evaluation; raises as `evaluate` does."""
     request.check()
     if not request.of_engine:
-        return judge(request, progress)
+        return evaluate_files(request, progress)
     with open_board(request.board, ssh_config=request.ssh_config) as board:
         return evaluate_engine(request, board, progress)
 

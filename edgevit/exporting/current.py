@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from edgevit.errors import ExportError
 from edgevit.exporting.importing import batch_and_opset, imported
-from edgevit.exporting.onnx import run
+from edgevit.exporting.onnx import export_files
 from edgevit.exporting.request import FilesRequest
 from edgevit.progress import Progress, Silent
 from edgevit.records.belonging import file_fault
 from edgevit.records.export import ExportRecord
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import onnx_name
-from edgevit.request import as_request
 from edgevit.version import written_by
 
 _NOT_CHECKED = "accuracy not checked"
@@ -57,23 +55,21 @@ def _is_whole(report: ExportRecord, precisions: tuple[str, ...]) -> bool:
     )
 
 
-def current_export(
-    model: str | Path | FilesRequest, *, progress: Progress | None = None, **options: Any
-) -> ExportRecord:
-    """Return the record of an existing export if it equals a new one with these options; otherwise export.
+def current_export(request: FilesRequest, progress: Progress | None = None) -> ExportRecord:
+    """Return the record of an existing export if it equals a new one of the request; otherwise export.
 
     Raises:
         As `edgevit.export` does.
     """
-    request = imported(as_request(FilesRequest, "model", model, options), progress)
+    request = imported(request, progress)
     folder = ModelFolder(request.model)
     if folder.export.record_file.is_file():
         try:
             report = folder.export_record()
         except ExportError:
-            return run(request, progress)  # damaged, of another version or of another model
+            return export_files(request, progress)  # damaged, of another version or of another model
         rule = (folder.imported() if folder.is_imported else folder.document()).rejection
         if report.rejection == rule and _is_whole(report, request.precisions) and _matches(report, request):
             (progress or Silent()).note(f"{folder.export.path} is up to date: reused")
             return report
-    return run(request, progress)
+    return export_files(request, progress)

@@ -181,8 +181,8 @@ def _rejected(subject: Subject, judging: Judging, batches: list[Tensor]) -> Reje
     return count_rejected(subject.rejection.rejects, logits[:count], labels, logits[count:])
 
 
-def run(request: JudgeRequest, progress: Progress | None = None) -> Evaluation:
-    """Run an evaluation; raises as `edgevit.evaluate` does."""
+def evaluate_files(request: JudgeRequest, progress: Progress | None = None) -> Evaluation:
+    """Evaluate a model on this machine; raises as `edgevit.evaluate` does."""
     request.check()
     progress, model = progress or Silent(), request.model
     find_device(request.device)

@@ -372,7 +372,7 @@ def _check_accuracy(
         )
 
 
-def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord:
+def export_files(request: FilesRequest, progress: Progress | None = None) -> ExportRecord:
     """Run an export; raises as `edgevit.export` does."""
     request = imported(request, progress)
     batch, opset = batch_and_opset(request)

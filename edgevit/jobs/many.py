@@ -21,7 +21,7 @@ import torch
 
 from edgevit.derivation.method import refuse_training
 from edgevit.derivation.request import DeriveRequest
-from edgevit.derivation.session.derive import run
+from edgevit.derivation.session.derive import derive
 from edgevit.errors import CheckpointError, EdgeVitError, JobsError, OptionError, OutputError
 from edgevit.jobs.folder import working_in
 from edgevit.jobs.jobs_file import RESULTS, DeriveJob, DeriveManyRequest, read_jobs, tasks_side_by_side
@@ -33,7 +33,7 @@ from edgevit.records.model import ModelSpec
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import has_state, partial_folder
 from edgevit.records.writing import write_whole, writing
-from edgevit.request import as_request, takes_options
+from edgevit.request import takes_options
 from edgevit.text import format_count
 from edgevit.version import written_by
 
@@ -44,7 +44,7 @@ def run_job(job: DeriveJob, *_: object) -> JobRow:
     """Run one job. An error of edgevit is its result; any other exception is a bug."""
     row, began, heard = _started(job), time.monotonic(), Heard()
     try:
-        derivation = run(_request(job), OnlyOnce(heard))
+        derivation = derive(_request(job), OnlyOnce(heard))
         row = _done(row, derivation.model.spec, derivation.record)
     except EdgeVitError as error:
         row = replace(row, state="failed", error=with_keys(str(error)))
@@ -181,15 +181,9 @@ def markdown(rows: Sequence[JobRow]) -> str:
     return "".join("| " + " | ".join(c.replace("|", "/") for c in line) + " |\n" for line in lines)
 
 
-@takes_options(DeriveManyRequest)
-def derive_many(
-    jobs: str | Path | DeriveManyRequest | None = None, *, progress: Progress | None = None, **options: Any
-) -> list[JobRow]:
-    """Run every job of a jobs file that is not finished. A job that fails does not stop the others.
-
-    Args:
-        jobs: a YAML file of tasks, budgets and methods, or a whole request.
-        options: the fields of `DeriveManyRequest`.
+@takes_options(DeriveManyRequest, "jobs")
+def derive_many(request: DeriveManyRequest, progress: Progress | None = None) -> list[JobRow]:
+    """Run every job of a jobs file (YAML) that is not finished. A job that fails does not stop the others.
 
     Raises:
         JobsError, UnknownNameError, OptionError: the file is not valid; nothing was started.
@@ -197,11 +191,6 @@ def derive_many(
         OutputError: another process works on these jobs, or the tables cannot be written.
         Interrupted: Ctrl-C or SIGTERM; the same call continues.
     """
-    return run_many(as_request(DeriveManyRequest, "jobs", jobs, options), progress)
-
-
-def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> list[JobRow]:
-    """Carry out a request; see `derive_many` for what is raised."""
     jobs, layout = read_jobs(request.jobs)
     workers = layout.workers if request.workers is None else request.workers
     progress = progress or Silent()

@@ -11,8 +11,8 @@ from typing import Any
 from edgevit.derivation.allocate.cost_table import CostTable
 from edgevit.derivation.allocate.prices import Measured as Quantity
 from edgevit.derivation.request import BaseRequest, DeriveRequest
-from edgevit.derivation.session.base import run as write_base
-from edgevit.derivation.session.derive import run as derive
+from edgevit.derivation.session.base import base as write_base
+from edgevit.derivation.session.derive import derive
 from edgevit.errors import OutputError
 from edgevit.latency.paired import PairedBench
 from edgevit.latency.request import NONE_MEASURED, MeetRequest

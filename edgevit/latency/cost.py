@@ -16,31 +16,20 @@ from edgevit.latency.table import measured_table
 from edgevit.network.checkpoint import network_without_weights
 from edgevit.progress import Progress
 from edgevit.records.writing import write_whole, writing
-from edgevit.request import as_request, takes_options
+from edgevit.request import takes_options
 
 
-@takes_options(CostRequest)
-def cost(
-    base: str | Path | CostRequest | None = None, *, progress: Progress | None = None, **options: Any
-) -> CostTable:
+@takes_options(CostRequest, "base")
+def cost(request: CostRequest, progress: Progress | None = None) -> CostTable:
     """Measure the cost of each site of a base at each size, here or on a board, for budgets in `--ms` and `--mj`.
 
     A base needs no weights for that. Earlier measurements are reused, so the same call continues after an interruption.
-
-    Args:
-        base: a timm name, a model folder, or a whole request.
-        options: the fields of `CostRequest`.
 
     Raises:
         OptionError: an option is unknown or invalid.
         OutputError: the output cannot be written, or is a file that is not a cost table.
         EdgeVitError: any other error, in one line.
     """
-    return run(as_request(CostRequest, "base", base, options), progress)
-
-
-def run(request: CostRequest, progress: Progress | None = None) -> CostTable:
-    """Carry out a request; raises as `cost` does."""
     request.check()
     if request.output is not None:
         _refuse_foreign(request.output)

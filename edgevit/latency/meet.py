@@ -21,8 +21,7 @@ from edgevit.derivation.method import find_method
 from edgevit.derivation.problem import Stopwatch
 from edgevit.derivation.request import depths_of, puts_out_features, tokens_of_output
 from edgevit.derivation.session.base_check import check_opened
-from edgevit.derivation.session.derive import Derivation
-from edgevit.derivation.session.derive import run as derive
+from edgevit.derivation.session.derive import Derivation, derive
 from edgevit.derivation.session.opening import open_for, open_without_labels
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.errors import (

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from edgevit.agent.records import Run
-from edgevit.board.bench import bench_in_turns
+from edgevit.board.bench import bench
 from edgevit.board.comparison import Comparison, compare_within, decisive
 from edgevit.board.connection import THIS_MACHINE, open_board
+from edgevit.board.request import BenchRequest
 from edgevit.derivation.allocate.prices import UNITS
 from edgevit.derivation.allocate.prices import Measured as Quantity
 from edgevit.engines.build import build_engine
@@ -22,6 +23,7 @@ from edgevit.engines.options import EngineOptions
 from edgevit.engines.request import ExportRequest
 from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.exporting.current import current_export
+from edgevit.exporting.request import FilesRequest
 from edgevit.latency.rounds import MeasuredFigure
 from edgevit.latency.target import MeasurementTarget
 from edgevit.progress import Progress
@@ -69,7 +71,8 @@ class PairedBench:
             options = {"precision": precision, "data": self.data if is_base else None}
         if not self.target.builds:
             half = precision == FP16.name
-            current_export(folder, fp16=half, accuracy=judged, **options, progress=self.progress)
+            files = FilesRequest(model=folder, fp16=half, accuracy=judged, **options)
+            current_export(files, progress=self.progress)
             return
         batches = (1, self.target.batch, max(self.target.batch, MOST_BATCH))
         request = ExportRequest(
@@ -121,17 +124,17 @@ class PairedBench:
         conditions = replace(self.target.conditions(), duration_s=POWER_SECONDS if energy else SECONDS)
         if self.target.builds:
             conditions = replace(conditions, precision=None)  # the engine's own: its gate may have required fp32
-        return bench_in_turns(
-            [base, model],
-            conditions,
-            rounds=ROUNDS,
+        request = BenchRequest(
+            models=[base, model],
+            conditions=conditions,
+            repeat=ROUNDS,
             alternate=not energy,
             labels=LABELS,
             board=self.target.board,
             ssh_config=self.target.ssh_config,
             profile=self.target.profile,
-            progress=self.progress,
-        ).runs
+        )
+        return bench(request, progress=self.progress).runs
 
     def compared(self, runs: Sequence[Run]) -> Comparison:
         """Compare model and base by energy; or by p50, or a figure that other programs do not disturb.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgevit.board.gates import parse_gate
 from edgevit.errors import GateError, OptionError, OutputError, UnknownNameError
@@ -18,7 +18,7 @@ from edgevit.reporting.gather import Evidence, gather
 from edgevit.reporting.page import as_html
 from edgevit.reporting.request import FORMATS, Format, ReportRequest
 from edgevit.reporting.tables import as_csv, as_json, as_markdown
-from edgevit.request import as_request, takes_options
+from edgevit.request import takes_options
 
 if TYPE_CHECKING:
     from edgevit.reporting.wrong import Wrong
@@ -52,19 +52,12 @@ class Report:
     evidence: Evidence
 
 
-@takes_options(ReportRequest)
-def report(
-    paths: str | Path | Sequence[str | Path] | ReportRequest | None = None,
-    *,
-    progress: Progress | None = None,
-    **options: Any,
-) -> Report:
-    """Report on all models and runs below some paths.
+@takes_options(ReportRequest, "paths")
+def report(request: ReportRequest, progress: Progress | None = None) -> Report:
+    """Report on all models and runs below some paths: folders of models, and files of runs.
 
-    Args:
-        paths: folders of models, and files of runs; or a whole request.
-        options: the fields of `ReportRequest`. Without an `output` a page is written to report.html, and the others
-            nowhere: their text is in the result. `gates` are what the runs are held against, such as "p99<8ms".
+    Without an `output` a page is written to report.html, and the other formats nowhere: their text is in the result.
+    `gates` are what the runs are held against, such as "p99<8ms".
 
     Raises:
         OptionError: nothing to report, something that cannot be read at all, or an option that there is not.
@@ -72,12 +65,6 @@ def report(
         GateError: a gate that cannot be understood, or is about nothing that was measured.
         OutputError: the output cannot be written, or is a file that is no report.
     """
-    sources = (paths,) if isinstance(paths, (str, Path)) else paths
-    return run(as_request(ReportRequest, "paths", sources, options), progress)
-
-
-def run(request: ReportRequest, progress: Progress | None = None) -> Report:
-    """Carry out a request; see `report` for errors."""
     output, thumbnails = request.output, request.thumbnails
     chosen = _format(request.format, output)
     gates = [parse_gate(text) for text in request.gates]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from edgevit.errors import ExportError
 from edgevit.records.model import reads_texts
 from edgevit.records.writing import new_folder
-from edgevit.request import as_request, takes_options
+from edgevit.request import takes_options
 from edgevit.serving.deepstream import write_deepstream
 from edgevit.serving.model import ServedModel, find_served
 from edgevit.serving.programs import write_cpp, write_python
@@ -27,13 +26,11 @@ APPLICATIONS: dict[str, tuple[str, Callable[[ServedModel, Path], list[str]]]] = 
 }
 
 
-@takes_options(PackageRequest)
-def package(model: str | Path | PackageRequest | None = None, **options: Any) -> Path:
-    """Write a folder that Triton, DeepStream or a small program serves a model from; return it.
+@takes_options(PackageRequest, "model")
+def package(request: PackageRequest) -> Path:
+    """Write a folder that Triton, DeepStream or a small program serves an exported model from; return it.
 
-    Args:
-        model: a model folder that was exported, an engine in it, or a whole request.
-        options: the fields of `PackageRequest`: exactly one of `triton`, `deepstream`, `python` and `cpp`.
+    Exactly one of `triton`, `deepstream`, `python` and `cpp` is given.
 
     Raises:
         OptionError, UnknownNameError: an option is unknown, or nvinfer cannot use the file.
@@ -41,11 +38,6 @@ def package(model: str | Path | PackageRequest | None = None, **options: Any) ->
             model, or the application needs classes that the model does not name.
         OutputError: the folder exists, or cannot be written.
     """
-    return run(as_request(PackageRequest, "model", model, options))
-
-
-def run(request: PackageRequest) -> Path:
-    """Write the folder of a request; raises as `package` does."""
     request.check()
     served = find_served(request.model, request.precision)
     if reads_texts(served.export.preprocessing):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from small_models import ARGS, random_base, write_derived
 
-from edgevit.exporting.onnx import run
+from edgevit.exporting.onnx import export_files
 from edgevit.exporting.request import FilesRequest
 from edgevit.network.checkpoint import describe, save
 from edgevit.records.export import ExportRecord
@@ -28,4 +28,4 @@ def make_derived(tmp_path: Path) -> Callable[..., Path]:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportRecord]:
     """A model folder with unequal QK and VO widths and its export, to be looked at and not changed."""
     folder = write_derived(tmp_path_factory.mktemp("exported") / "derived", 24, 16, head="full")
-    return folder, run(FilesRequest(model=folder))
+    return folder, export_files(FilesRequest(model=folder))

@@ -12,6 +12,7 @@ import pytest
 from edgevit.errors import ExportError
 from edgevit.exporting.current import current_export
 from edgevit.exporting.gates import Tolerances
+from edgevit.exporting.request import FilesRequest
 from edgevit.progress import Silent
 from edgevit.records.export import EXPORT_KIND, ExportRecord
 from edgevit.records.model import Rejection
@@ -34,7 +35,7 @@ class Heard(Silent):
 
 def is_reused(folder: Path, **options: Any) -> bool:
     heard = Heard()
-    current_export(folder, progress=heard, **options)
+    current_export(FilesRequest(model=folder, **options), heard)
     return any("up to date: reused" in text for text in heard.notes)
 
 
@@ -98,4 +99,4 @@ def test_an_export_of_other_weights_or_judged_by_less_is_made_anew(copied: Path,
         (folder / "export" / "export.json").write_text(EXPORT_KIND.text(changed))
         assert not is_reused(folder, max_images=20)
     with pytest.raises(ExportError, match="at most 1e-09 is allowed"):
-        current_export(folder, tolerances=Tolerances(fp16_error=1e-9))
+        current_export(FilesRequest(model=folder, tolerances=Tolerances(fp16_error=1e-9)))

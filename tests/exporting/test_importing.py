@@ -95,7 +95,7 @@ def test_folder_and_files_are_evaluated_alike_and_found_by_bench(exported: Path)
 
 def test_an_export_that_is_up_to_date_is_reused(exported: Path) -> None:
     told = Told()
-    assert current_export(exported, accuracy=False, progress=told) == ModelFolder(exported).export.record()
+    assert current_export(FilesRequest(model=exported, accuracy=False), told) == ModelFolder(exported).export.record()
     assert any("is up to date: reused" in text for text in told.notes)
 
 
@@ -237,7 +237,7 @@ def test_a_typed_file_is_exported_and_judged_as_it_is(tmp_path: Path, precision:
     assert report.accuracy is not None and report.accuracy.files[precision].agreement == 1
     assert [block.name for block in taken.imported().blocks] == ["blocks.0"]
     told.notes.clear()
-    assert current_export(taken.path, accuracy=False, progress=told).files == report.files
+    assert current_export(FilesRequest(model=taken.path, accuracy=False), told).files == report.files
     assert any("is up to date: reused" in text for text in told.notes)
 
 

@@ -14,7 +14,7 @@ from edgevit.board.models import find_file
 from edgevit.errors import ExportError, OptionError, UnknownNameError
 from edgevit.exporting import quantising
 from edgevit.exporting.current import current_export
-from edgevit.exporting.onnx import run
+from edgevit.exporting.onnx import export_files
 from edgevit.exporting.request import Calibration, FilesRequest
 from edgevit.network.checkpoint import Model, load, save
 from edgevit.records.model_folder import ModelFolder
@@ -32,7 +32,7 @@ def request(folder: Path, **options: object) -> FilesRequest:
 
 
 def test_the_file_is_written_judged_and_found(folder: Path) -> None:
-    report = run(request(folder))
+    report = export_files(request(folder))
     made = report.quantisation
     assert made is not None and sorted(report.files) == [f"model.{p}.onnx" for p in ("fp16", "fp32", "int8")]
     assert (made.method, made.images, made.share, len(made.layers)) == ("max", 32, 1.0, 5)
@@ -46,7 +46,7 @@ def test_the_file_is_written_judged_and_found(folder: Path) -> None:
     assert find_file(folder, "int8", None).path.name == "model.int8.onnx"
     kept = current_export(request(folder))
     assert kept == ModelFolder(folder).export.record()
-    again = run(request(folder))
+    again = export_files(request(folder))
     assert again.files["model.int8.onnx"] == report.files["model.int8.onnx"], "it is deterministic"
 
 
@@ -62,7 +62,7 @@ def test_layers_with_outliers_stay_in_floating_point(
         block.mlp.fc2.weight[:, 3] = 0.0
     derivation = ModelFolder(folder).derivation()
     save(Model(model, model.spec, model.release), tmp_path / "m", derivation=derivation)
-    report = run(request(tmp_path / "m", fp16=False))
+    report = export_files(request(tmp_path / "m", fp16=False))
     made, nodes = report.quantisation, report.files["model.int8.onnx"].nodes
     assert made is not None and [layer.name for layer in made.layers if not layer.int8] == ["blocks.0.mlp.fc2/MatMul"]
     assert made.steps[0].failure is not None and made.steps[0].floating == 0
@@ -74,7 +74,7 @@ def test_layers_with_outliers_stay_in_floating_point(
 def test_what_cannot_be_calibrated_is_one_line(tmp_path: Path, folder: Path, image_folder: Callable[..., Path]) -> None:
     few = image_folder(tmp_path / "few", {"train/3": 4, "train/5": 4, "train/8": 4, "val/3": 2, "val/5": 2, "val/8": 2})
     with pytest.raises(ExportError, match=r"\d+ training images in \S+few, and INT8 is calibrated on 16 or more"):
-        run(request(folder, data=few))
+        export_files(request(folder, data=few))
     with pytest.raises(UnknownNameError, match="calibration 'mean'"):
         Calibration(method="mean")
     with pytest.raises(UnknownNameError, match="precision 'int4'"):

@@ -12,7 +12,7 @@ from small_bert import TOKENS, small_bert, some_ids, write_release
 
 from edgevit.errors import CheckpointError, ExportError, OptionError
 from edgevit.exporting.evaluate import open_onnx
-from edgevit.exporting.onnx import run
+from edgevit.exporting.onnx import export_files
 from edgevit.exporting.request import FilesRequest
 from edgevit.exporting.session import OnnxModel
 from edgevit.network.checkpoint import load, open_base, save
@@ -27,7 +27,7 @@ pytest.importorskip("tokenizers")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("texts")
     save(open_base(write_release(root / "base", small_bert())), root / "model")
-    run(FilesRequest(model=root / "model", accuracy=False))
+    export_files(FilesRequest(model=root / "model", accuracy=False))
     return root / "model"
 
 
@@ -59,7 +59,7 @@ def test_the_file_says_how_its_texts_are_prepared(folder: Path, tmp_path: Path) 
 
 def test_what_is_for_images_alone_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="INT8 is calibrated on images"):
-        run(FilesRequest(model=folder, precision="int8"))
+        export_files(FilesRequest(model=folder, precision="int8"))
     with pytest.raises(ExportError, match="reads texts, and applications read images"):
         package(folder, triton=True, out=tmp_path / "triton")
     with pytest.raises(OptionError, match="mixes images"):

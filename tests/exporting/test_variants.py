@@ -17,6 +17,7 @@ from edgevit.exporting.current import current_export
 from edgevit.exporting.fusion import compiler_installed, count_fused
 from edgevit.exporting.gates import Tolerances, check_graph
 from edgevit.exporting.onnx import open_model_source
+from edgevit.exporting.request import FilesRequest
 from edgevit.exporting.session import OnnxModel
 from edgevit.exporting.variants import Exported, Variant
 from edgevit.records.export import ExportRecord
@@ -97,7 +98,7 @@ def test_a_variant_that_is_kept_is_part_of_the_export(copied: Path, tmp_path: Pa
     assert report == exported.report and sorted(report.files)[-1] == "model.fp32.opset17.onnx"
     assert report.parity["fp32.opset17"].error < 1e-5 and report.opset == 20
     assert {p.name for p in (folder / "export").iterdir()} == {"export.json", *report.files}
-    assert current_export(folder) == report, "it is still up to date"
+    assert current_export(FilesRequest(model=folder)) == report, "it is still up to date"
 
 
 @pytest.mark.slow

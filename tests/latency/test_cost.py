@@ -9,7 +9,7 @@ from some_tables import rows
 
 from edgevit.derivation.allocate.cost_table import CostTable, load_cost_table
 from edgevit.errors import OutputError
-from edgevit.latency.cost import run, write_table
+from edgevit.latency.cost import cost, write_table
 from edgevit.latency.cost_request import CostRequest
 
 pytestmark = pytest.mark.usefixtures("examined_once")
@@ -20,11 +20,11 @@ def test_a_name_becomes_a_table_in_a_file_and_what_is_known_is_not_measured_agai
     file = tmp_path / "t.yaml"
     asked = CostRequest(base="vit_tiny_patch16_224", model_args=ARGS, output=file, threads=1, points=1)
     file.write_text("")
-    table = run(asked)
+    table = cost(asked)
     assert load_cost_table(file) == table
     assert table.base.depth == 4 and table.in_quantity("mj").base > 0
     file.write_text(file.read_text().replace("costs", "cost"))
-    assert run(asked) == table == load_cost_table(file), "a damaged table is replaced"
+    assert cost(asked) == table == load_cost_table(file), "a damaged table is replaced"
 
 
 def test_a_table_is_written_as_json_too_and_a_full_disk_is_one_line(tmp_path):
@@ -44,5 +44,5 @@ def test_a_file_of_something_else_is_not_replaced(tmp_path, name):
     for foreign in ("rate: 0.5\nclasses: [cat, dog]\n", '{"rate": 0.5}', "[1, 2]", "cat\ndog: : x\n"):
         file.write_text(foreign)
         with pytest.raises(OutputError, match=rf"{name} exists and is no cost table, .*; choose another --output"):
-            run(asked)
+            cost(asked)
         assert file.read_text() == foreign

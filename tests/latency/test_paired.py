@@ -14,10 +14,11 @@ from model_folders import derivation_of
 from some_runs import DENSE, ON_A_BOARD
 
 from edgevit.agent.records import Run
-from edgevit.board.request import Conditions
+from edgevit.board.request import BenchRequest
 from edgevit.derivation.allocate.prices import Measured as Quantity
 from edgevit.engines.request import ExportRequest
 from edgevit.errors import EngineError, UnfitBoardError
+from edgevit.exporting.request import FilesRequest
 from edgevit.latency import paired
 from edgevit.latency.paired import LABELS, PairedBench
 from edgevit.latency.rounds import MeasuredFigure
@@ -74,8 +75,8 @@ def measured(progress: Notes, base_cost: float) -> MeasuredFigure:
 def test_files_in_int8_are_calibrated_on_the_images_of_the_derivation(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    exported: dict[str, Any] = {}
-    monkeypatch.setattr(paired, "current_export", lambda folder, **options: exported.update({folder.name: options}))
+    exported: dict[str, FilesRequest] = {}
+    monkeypatch.setattr(paired, "current_export", lambda request, **_: exported.update({request.model.name: request}))
     for name in ("base", "model"):
         (tmp_path / name).mkdir()
     ModelFolder(tmp_path / "model").write_derivation(derivation_of(None))
@@ -83,10 +84,9 @@ def test_files_in_int8_are_calibrated_on_the_images_of_the_derivation(
         bench = PairedBench(MeasurementTarget(precision=precision), "ms", 1.0, Silent(), "photos")
         for name in ("base", "model"):
             bench.prepare(tmp_path / name)
-            assert exported[name]["fp16"] is (precision == "fp16")
-            asked = {key: exported[name].get(key) for key in ("precision", "data")}
-            data = "photos" if name == "base" else None  # a model knows its images
-            assert asked == ({"precision": "int8", "data": data} if precision == "int8" else dict.fromkeys(asked))
+            assert exported[name].fp16 is (precision == "fp16")
+            data = "photos" if name == "base" and precision == "int8" else None  # a model knows its images
+            assert (exported[name].precision, exported[name].data) == (precision, data)
 
 
 def test_a_base_whose_engine_is_not_in_int8_has_other_costs_than_the_table(
@@ -173,15 +173,15 @@ def test_what_is_void_is_measured_again_and_told_and_refused_where_it_stays_void
 def test_latencies_are_told_alternately_and_energy_which_no_process_tells_apart_in_turns(
     quantity: Quantity, alternate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[dict[str, Any]] = []
+    asked: list[BenchRequest] = []
 
-    def bench(models: list[Path], how: Conditions, **options: Any) -> Any:
-        asked.append(options)
+    def bench(request: BenchRequest, **_: Any) -> Any:
+        asked.append(request)
         return SimpleNamespace(runs=[replace(run, power=ON_A_BOARD.power) for run in turns(0.4)])
 
-    monkeypatch.setattr(paired, "bench_in_turns", bench)
+    monkeypatch.setattr(paired, "bench", bench)
     PairedBench(MeasurementTarget(), quantity, 10.0, Silent()).measure(Path("base"), Path("model"))
-    assert [(one["alternate"], one["rounds"]) for one in asked] == [(alternate, paired.ROUNDS)]
+    assert [(request.alternate, request.repeat) for request in asked] == [(alternate, paired.ROUNDS)]
 
 
 def test_without_power_no_energy_is_judged() -> None:

@@ -16,6 +16,7 @@ from tiny_cnn import write_cnn
 from edgevit.data.task import open_task
 from edgevit.errors import CheckpointError, OptionError, OutputError
 from edgevit.exporting.current import current_export
+from edgevit.exporting.request import FilesRequest
 from edgevit.records.answers import PartAnswers, RightImages
 from edgevit.records.derivation import AccuracyRecord, DataRecord, ValidationRecord
 from edgevit.records.model_folder import ModelFolder
@@ -66,7 +67,7 @@ def test_it_is_one_more_row_and_the_answer_says_that_deriving_does_not_pay(data:
     assert panel.recommended() is panel.entries[-2], "it has fewer MACs"
     assert "ready-made" not in answer(panel)
 
-    current_export(tmp_path / "cnn", fp16=False, accuracy=False)
+    current_export(FilesRequest(model=tmp_path / "cnn", fp16=False, accuracy=False))
     exported = ModelFolder(tmp_path / "cnn").export.record().files["model.fp32.onnx"].sha256
     times = {hashes["base"]: ("base", 5.7), hashes["r0.5"]: ("r0.5", 3.0), exported: ("cnn", 1.8)}
     runs = [run for sha, (label, ms) in times.items() for run in turns(sha, label, ms, BOARD, "s")]

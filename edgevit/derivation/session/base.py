@@ -6,8 +6,8 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from edgevit.data.assumptions import ClassesFrom, order_line
 from edgevit.data.classes import (
@@ -28,7 +28,7 @@ from edgevit.derivation.request import BaseRequest
 from edgevit.derivation.session.base_check import check_opened
 from edgevit.derivation.session.card import base_card
 from edgevit.derivation.session.imitation import unlabelled_model
-from edgevit.derivation.session.in_memory import as_files
+from edgevit.derivation.session.in_memory import IN_MEMORY, as_files
 from edgevit.derivation.session.opening import Opened, open_for, resumable, unfinished
 from edgevit.derivation.session.start import start_from
 from edgevit.derivation.solve.head import open_task_for
@@ -39,13 +39,13 @@ from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.derivation import FittedHead
 from edgevit.records.model import TargetClass
 from edgevit.records.unfinished import partial_folder
-from edgevit.request import as_request, takes_options
+from edgevit.request import takes_options
 from edgevit.train.compute import close_compute
 from edgevit.train.settings import fill
 
 
-@takes_options(BaseRequest)
-def base(name: str | Path | BaseRequest | None = None, *, progress: Progress | None = None, **options: Any) -> Model:
+@takes_options(BaseRequest, "name", prepare=partial(as_files, base="name"), also=IN_MEMORY)
+def base(request: BaseRequest, progress: Progress | None = None) -> Model:
     """Write a base as the model folder `out`: all its outputs, or with `classes` those alone, as a derived model's.
 
     The names of outputs are those of `base_classes`, of a model folder that is given for `name`, or, where `data` has
@@ -53,20 +53,10 @@ def base(name: str | Path | BaseRequest | None = None, *, progress: Progress | N
     knows its classes, and that no other preprocessing makes it more accurate, as in `edgevit.derive`. A base without a
     classifier gets a linear head, fitted to these images; without `data` it is written as it is.
 
-    Args:
-        name: a timm name, a model folder, or a whole request.
-        options: the fields of `BaseRequest`.
-
     Raises:
         OptionError: also of an option that there is not.
         EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
     """
-    name, options = as_files(name, options, "edgevit.base")
-    return run(as_request(BaseRequest, "name", name, options), progress)
-
-
-def run(request: BaseRequest, progress: Progress | None = None) -> Model:
-    """Carry out a request; `base` lists the errors."""
     request.check()
     progress = progress or Silent()
     opened = open_network(request.name, **request.opening(), progress=progress)

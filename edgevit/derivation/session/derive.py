@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from edgevit.data.in_memory import without_images
 from edgevit.data.task import Task, without
@@ -24,7 +23,7 @@ from edgevit.derivation.session.baselines import NO_IMAGES, evaluate_base, evalu
 from edgevit.derivation.session.card import model_card
 from edgevit.derivation.session.depth import check_removal, shorten
 from edgevit.derivation.session.imitation import measure_likeness
-from edgevit.derivation.session.in_memory import as_files
+from edgevit.derivation.session.in_memory import IN_MEMORY, as_files
 from edgevit.derivation.session.opening import (
     known_classes,
     open_for,
@@ -44,7 +43,7 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import DerivationRecord, Facts
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.plan import PlanRecord
-from edgevit.request import as_request, takes_options
+from edgevit.request import takes_options
 from edgevit.train.detections import learnt_objects
 from edgevit.train.settings import TEACHER_WEIGHT, Training, fill, usual_steps
 
@@ -90,31 +89,21 @@ def _budget(
     return budget
 
 
-@takes_options(DeriveRequest)
-def derive(
-    base: str | Path | nn.Module | DeriveRequest | None = None, *, progress: Progress | None = None, **options: Any
-) -> Derivation:
+@takes_options(DeriveRequest, "base", prepare=as_files, also=IN_MEMORY)
+def derive(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     """Derive a small class-specific model from a base and write it to a folder.
 
         derive("deit_base_patch16_224", checkpoint="base.safetensors", data="photos", rate=0.6, out="runs/t1")
 
-    Args:
-        base: a timm name (with `checkpoint`, or `pretrained`), a model folder, a module, or a whole request.
-        options: the fields of `DeriveRequest`, which describes each. `data` may also be arrays, a data set of PIL
-            images or a DataLoader. One of `rate`, `macs`, `params` and `ms` is the
-            budget. `cache` may be the path of a folder other than the user's.
+    `base` is a timm name (with `checkpoint`, or `pretrained`), a model folder or a module; `data` may also be arrays, a
+    data set of PIL images or a DataLoader. One of `rate`, `macs`, `params` and `ms` is the budget. `cache` may be the
+    path of a folder other than the user's.
 
     Raises:
         OptionError: also for an unknown option.
         EdgeVitError: any other error, in one line; existing files are not touched.
         Interrupted: Ctrl-C; the same call with `resume` continues and ends in the same weights.
     """
-    base, options = as_files(base, options, "edgevit.derive")
-    return run(as_request(DeriveRequest, "base", base, options), progress)
-
-
-def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
-    """Carry out a request; `derive` lists the errors."""
     request.check()
     resolved = _resolve(request.on_its_base(), progress or Silent())
     with unfinished(resolved.request, resolved.resume_key(), resolved.opened.passes.compute) as folder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass
 from os import PathLike
 from typing import Any
 
@@ -13,9 +12,14 @@ from edgevit.data.in_memory import write_images
 from edgevit.network.checkpoint import Headless, open_network
 from edgevit.network.from_module import path_of
 
+IN_MEMORY = {"base": nn.Module, "name": nn.Module, "model": nn.Module, "data": Any}  # what options may be beside paths
 
-def as_files(base: Any, options: Mapping[str, Any], function: str, data: Any = None) -> tuple[Any, dict[str, Any]]:
-    """Write a module and images that are not files to the cache; return the base's path, and options with theirs.
+
+def as_files(keywords: Mapping[str, Any], function: str, *, base: str = "base") -> dict[str, Any]:
+    """Write a module and images that are not files to the cache; return the keywords with their paths.
+
+    Args:
+        base: the keyword that may be a module.
 
     Images of a loader are read without resizing. Classes have the data set's names, or their numbers.
 
@@ -23,18 +27,17 @@ def as_files(base: Any, options: Mapping[str, Any], function: str, data: Any = N
         TypeError: the base or the data is of another kind.
         UnsupportedModelError, DataError: as `path_of` and `write_images` say.
     """
-    changed = dict(options)
-    if data is not None:
-        changed["data"] = data
-    of_module = isinstance(base, nn.Module)
-    if not (base is None or of_module or isinstance(base, (str, PathLike, type)) or is_dataclass(base)):
-        raise TypeError(f"{function} takes a path, a timm name or a module, and was given a {type(base).__name__}")
-    base = path_of(base, function)
+    changed, module = dict(keywords), keywords.get(base)
+    of_module = isinstance(module, nn.Module)
+    if not (module is None or of_module or isinstance(module, (str, PathLike, type))):
+        raise TypeError(f"{function} takes a path, a timm name or a module, and was given a {type(module).__name__}")
+    if module is not None:
+        changed[base] = path_of(module, function)
     data = changed.get("data")
-    if data is None or isinstance(data, (str, PathLike)):
-        return base, changed
+    if data is None or isinstance(data, (str, PathLike)) or module is None:
+        return changed
     opening = {key: changed[key] for key in ("checkpoint", "pretrained", "model_args") if key in changed}
-    opened = open_network(base, **({} if of_module else opening))
+    opened = open_network(changed[base], **({} if of_module else opening))
     settings = {**opened.preprocessing, **{key: changed[key] for key in ("mean", "std") if changed.get(key)}}
     labelled = changed.get("output", "classes") == "classes"
     images = write_images(data, mean=settings["mean"], std=settings["std"], function=function, labelled=labelled)
@@ -45,4 +48,4 @@ def as_files(base: Any, options: Mapping[str, Any], function: str, data: Any = N
     if labelled and outputs and not getattr(opened, "classes", None) and len(images.class_names) <= outputs:
         names = [*images.class_names, *(f"output {i}" for i in range(len(images.class_names), outputs))]
         changed.setdefault("base_classes", names)
-    return base, changed
+    return changed

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ from edgevit.derivation.plan import EmbedPlan
 from edgevit.derivation.problem import Problem, distillation_for, train_for
 from edgevit.derivation.request import SupernetRequest
 from edgevit.derivation.session.base_check import ask, judge_base
-from edgevit.derivation.session.in_memory import as_files
+from edgevit.derivation.session.in_memory import IN_MEMORY, as_files
 from edgevit.derivation.session.opening import Opened, open_for, resumable, unfinished, write_model
 from edgevit.derivation.session.resolved import shape_record, versions
 from edgevit.derivation.solve.head import open_task_for
@@ -47,7 +46,7 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import BaseCheckRecord, TrainingRecord
 from edgevit.records.model import Head, ModelSpec
 from edgevit.records.supernet import SettingsRecord, SlicePoint, SupernetRecord, Unit
-from edgevit.request import as_request, takes_options
+from edgevit.request import takes_options
 from edgevit.text import format_count
 from edgevit.train.passes import accuracy_of
 from edgevit.train.settings import Training, fill
@@ -142,28 +141,18 @@ class _ResolvedSupernet:
         )
 
 
-@takes_options(SupernetRequest)
-def supernet(
-    base: str | Path | SupernetRequest | None = None, *, progress: Progress | None = None, **options: Any
-) -> SuperNet:
+@takes_options(SupernetRequest, "base", prepare=as_files, also=IN_MEMORY)
+def supernet(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     """Train a super-network from a base and write it to a folder: a model folder with `supernet.json`.
 
-    Args:
-        base: as for `edgevit.derive`.
-        options: the fields of `SupernetRequest`. Without `classes` every output of the base is kept, so that slices for
-            any of them can be cut. A slice may ask for another policy than `shape`.
+    Without `classes` every output of the base is kept, so that slices for any of them can be cut. A slice may ask for
+    another policy than `shape`.
 
     Raises:
         OptionError: also of an option that there is not.
         EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
         Interrupted: Ctrl-C; the same call with `resume` goes on and ends in the same weights.
     """
-    base, options = as_files(base, options, "edgevit.supernet")
-    return run(as_request(SupernetRequest, "base", base, options), progress)
-
-
-def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
-    """Carry out a request; `supernet` lists the errors."""
     request.check()
     progress, training = progress or Silent(), request.training
     config = make_config(SUPERNET, Config, request.options)

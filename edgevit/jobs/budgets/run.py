@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from edgevit.derivation.cache import shared_cache
 from edgevit.derivation.method import refuse_training
-from edgevit.derivation.session.derive import Derivation
-from edgevit.derivation.session.derive import run as derive
-from edgevit.derivation.session.in_memory import as_files
+from edgevit.derivation.session.derive import Derivation, derive
+from edgevit.derivation.session.in_memory import IN_MEMORY, as_files
 from edgevit.jobs.budgets.request import check_budgets, continued, is_finished, per_budget
 from edgevit.jobs.folder import working_in
 from edgevit.jobs.runners import Job, Results, run_here
@@ -22,15 +20,13 @@ from edgevit.latency.rounds import Round
 from edgevit.network.checkpoint import load
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.model_folder import ModelFolder
-from edgevit.request import as_request, takes_options
+from edgevit.request import takes_options
 
 _COSTS = "costs"  # the result that all budgets need: the cost table of their base
 
 
-@takes_options(MeetRequest)
-def meet(
-    base: str | Path | MeetRequest | None = None, *, progress: Progress | None = None, **options: Any
-) -> tuple[Derivation, ...]:
+@takes_options(MeetRequest, "base", prepare=as_files, also=IN_MEMORY)
+def meet(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivation, ...]:
     """Derive a small model that takes at most `ms` milliseconds, or `mj` millijoules, on its target.
 
         meet("deit_base_patch16_224", checkpoint="base.safetensors", data="photos", ms=5, out="runs/t1",
@@ -39,11 +35,8 @@ def meet(
     The costs of all sizes are measured on the target once (`edgevit.cost`). Each round allocates a plan by that table,
     realises it in closed form, exports and builds the model, measures it in turns with the base, and corrects the table
     by the measurement; there are at most five rounds. The best shape is then derived as requested, with training, and
-    measured again: `record.met` has the result, and its `outcome` says whether the budget is kept.
-
-    Args:
-        base: a timm name, a model folder, or a whole request.
-        options: the fields of `MeetRequest`; with several budgets, `out` gets a folder for each.
+    measured again: `record.met` has the result, and its `outcome` says whether the budget is kept. With several
+    budgets, `out` gets a folder for each. Without a measured budget it derives.
 
     Raises:
         OptionError: an option is unknown or invalid.
@@ -51,12 +44,6 @@ def meet(
         EdgeVitError: any other error, in one line.
         Interrupted: Ctrl-C; the same call continues.
     """
-    base, options = as_files(base, options, "edgevit.meet")
-    return run(as_request(MeetRequest, "base", base, options), progress)
-
-
-def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivation, ...]:
-    """Carry out a request; without a measured budget, derive. Raises as `meet` does."""
     request = continued(request)
     check_budgets(request)
     progress = progress or Silent()

@@ -7,8 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -36,7 +34,7 @@ from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.writing import write_whole, writing
-from edgevit.request import as_request, takes_options
+from edgevit.request import takes_options
 from edgevit.version import written_by
 
 READ = ("base", "checkpoint", "supernet", "cost_table", "data")  # options of a derivation that may name files
@@ -44,17 +42,11 @@ MANY_IMAGES = 2**31  # of a task whose images are not listed yet
 RANKS = {"export": 0, "engine": 0, "bench": 0, "derive": 1}  # what ends a model comes before the next model
 
 
-@takes_options(FleetRequest)
-def fleet(
-    plan: str | Path | FleetRequest | None = None, *, progress: Progress | None = None, **options: Any
-) -> list[JobState]:
+@takes_options(FleetRequest, "plan")
+def fleet(request: FleetRequest, progress: Progress | None = None) -> list[JobState]:
     """Derive, export, build and measure every model of a plan. The same call continues whatever broke before.
 
     A job that fails does not stop the others. A job that failed before is tried again, one that is done is not.
-
-    Args:
-        plan: a YAML file, or a whole request.
-        options: the fields of `FleetRequest`.
 
     Returns:
         the states of all jobs; `holds` of each says whether it is done and its gates hold.
@@ -63,11 +55,6 @@ def fleet(
         JobsError: the file is not valid, or budgets in it are below what can be made; nothing was started.
         Interrupted: Ctrl-C or SIGTERM; the same call continues.
     """
-    return run(as_request(FleetRequest, "plan", plan, options), progress)
-
-
-def run(request: FleetRequest, progress: Progress | None = None) -> list[JobState]:
-    """Carry out a request; see `fleet` for what is raised."""
     plan = read_plan(request.plan)
     jobs = plan.part(request.only)
     failed: dict[str, str] = {}

@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from edgevit.board.bench import run as measure_bench
+from edgevit.board.bench import bench
 from edgevit.board.comparison import load_runs
 from edgevit.board.connection import open_board
 from edgevit.board.facts import examine
 from edgevit.board.gates import State, parse_gate, verdicts_of
 from edgevit.board.profiles import fingerprint
 from edgevit.board.request import BenchRequest
-from edgevit.derivation.session.derive import run as derive
+from edgevit.derivation.session.derive import derive
 from edgevit.engines.request import ExportRequest
-from edgevit.engines.run import run_export
+from edgevit.engines.run import export
 from edgevit.errors import (
     BoardError,
     ConnectionLostError,
@@ -34,7 +34,7 @@ from edgevit.errors import (
 )
 from edgevit.exporting.current import current_export
 from edgevit.exporting.request import FilesRequest
-from edgevit.jobs.budgets.run import run as meet
+from edgevit.jobs.budgets.run import meet
 from edgevit.jobs.fleet.plan import FleetJob
 from edgevit.jobs.fleet.states import JOB_KIND, RECORD, RUNS, JobRecord, finished
 from edgevit.jobs.many import Heard, with_keys
@@ -146,7 +146,7 @@ def _do(job: FleetJob, progress: Progress) -> Gates:
     elif job.stage == "export":
         current_export(request_of(FilesRequest, {"model": job.model, **job.options}, job.name), progress=progress)
     elif job.stage == "engine":
-        run_export(request_of(ExportRequest, {"model": job.model, **_paths(job.options)}, job.name), progress)
+        export(request_of(ExportRequest, {"model": job.model, **_paths(job.options)}, job.name), progress)
     else:
         return _bench(job, progress)
     return {}
@@ -168,7 +168,7 @@ def _derive(job: FleetJob, progress: Progress) -> None:
 def _bench(job: FleetJob, progress: Progress) -> Gates:
     request = request_of(BenchRequest, {"models": [job.model], **_paths(job.options)}, job.name)
     try:
-        runs = measure_bench(request, progress=progress).runs
+        runs = bench(request, progress=progress).runs
     except EngineError as error:
         _refuse_changed_board(job, error)
         raise

@@ -35,36 +35,25 @@ from edgevit.jobs.suite.suite import SuiteNetwork, largest_of, suite
 from edgevit.jobs.suite.time_limit import END_S, WARMUP_S, WINDOW_S, TimeLimit
 from edgevit.progress import Progress, Silent
 from edgevit.records.kinds import plain
-from edgevit.request import as_request, takes_options
+from edgevit.request import takes_options
 
 _DENSE = "dense"
 SAMPLES, WARMUP = 20, 3  # a run is short: many of them, each in turns with the dense network, show a ratio
 
 
-@takes_options(CharacterizeRequest)
-def characterize(
-    board: str | CharacterizeRequest | None = None, *, progress: Progress | None = None, **options: Any
-) -> SuiteRecord:
+@takes_options(CharacterizeRequest, "board")
+def characterize(request: CharacterizeRequest, progress: Progress | None = None) -> SuiteRecord:
     """Measure networks of many shapes on a board, and write one file with all figures and raw runs.
 
     No data, no weights and no root are needed, and nothing is changed on the board. With a `checkpoint` of the largest
     size, it and the networks cut from it have these weights; networks of other tokens, embeddings or sizes have random
-    ones. The same call continues an interrupted one.
-
-    Args:
-        board: as ssh knows it, or a whole request; None is this machine, with ONNX Runtime.
-        options: the fields of `CharacterizeRequest`.
+    ones. Without `board` this machine is measured, with ONNX Runtime. The same call continues an interrupted one.
 
     Raises:
         OptionError: an unknown option, or the time limit is too short for any network.
         RunsError: the output holds something else, or the record of another suite or board.
         EdgeVitError: anything else, in one line.
     """
-    return run(as_request(CharacterizeRequest, "board", board, options), progress)
-
-
-def run(request: CharacterizeRequest, progress: Progress | None = None) -> SuiteRecord:
-    """Carry out a request; see `characterize` for what is raised."""
     request.check()
     began, progress, folder = time.monotonic(), progress or Silent(), request.output.parent
     weights = open_weights(request)

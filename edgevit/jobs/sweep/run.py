@@ -6,25 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
-from edgevit.board.bench import bench_in_turns
+from edgevit.board.bench import bench
 from edgevit.board.comparison import compare_within, decisive
-from edgevit.board.request import Conditions
+from edgevit.board.request import BenchRequest, Conditions
 from edgevit.data.loading import workers_for
 from edgevit.data.splitting import PARTS
 from edgevit.data.task import Split, Task, open_unlabelled_task, reopen, with_labels
 from edgevit.derivation.cache import shared_cache
 from edgevit.derivation.request import OUTPUTS, BaseRequest, DeriveRequest
-from edgevit.derivation.session.base import run as write_base
-from edgevit.derivation.session.derive import run as derive
-from edgevit.derivation.session.in_memory import as_files
+from edgevit.derivation.session.base import base as write_base
+from edgevit.derivation.session.derive import derive
+from edgevit.derivation.session.in_memory import IN_MEMORY, as_files
 from edgevit.derivation.session.resolved import versions
 from edgevit.errors import BudgetError, DataError, EdgeVitError, SweepError
 from edgevit.exporting.current import current_export
 from edgevit.exporting.probes import Labelled, probe_answers, read_features
 from edgevit.exporting.ready_made import check_classifier, judge_ready_made
-from edgevit.exporting.request import ready_made_files
+from edgevit.exporting.request import FilesRequest, ready_made_files
 from edgevit.exporting.session import find_runtime
 from edgevit.jobs.folder import working_in
 from edgevit.jobs.runners import Job, Results, run_here
@@ -48,7 +47,7 @@ from edgevit.records.derivation import DerivationRecord, JudgedPart
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import differences, first_few, has_state
 from edgevit.records.writing import write_whole, writing
-from edgevit.request import as_request, takes_options
+from edgevit.request import takes_options
 
 _RUNS = "runs.jsonl"
 ROUNDS = 8  # an interval needs 6
@@ -86,7 +85,7 @@ class _Work:
         """Export a model for the measurement, and give its point; the base's accuracy is in `derivation`."""
         model, who = self.out / folder, "base_restricted" if rate is None else "derived"
         self.progress.note(f"{folder}: export")
-        current_export(model, fp16=False, accuracy=False, progress=self.progress)
+        current_export(FilesRequest(model=model, fp16=False, accuracy=False), self.progress)
         spec = ModelFolder(model).document()
         costs = (spec.macs, spec.params)
         if self.is_of_classes:
@@ -172,8 +171,8 @@ def _finetuned(derivation: DerivationRecord, part: JudgedPart) -> FinetunedBase 
     )
 
 
-@takes_options(SweepRequest)
-def sweep(base: str | Path | SweepRequest | None = None, *, progress: Progress | None = None, **options: Any) -> Sweep:
+@takes_options(SweepRequest, "base", prepare=as_files, also=IN_MEMORY)
+def sweep(request: SweepRequest, progress: Progress | None = None) -> Sweep:
     """Prune at several rates without training, and compare accuracy, cost and latency with the base.
 
     Features and maps need no labels, and are compared by how like the base's they are; with `probe`, features by
@@ -181,12 +180,8 @@ def sweep(base: str | Path | SweepRequest | None = None, *, progress: Progress |
     base, sweep.json and runs.jsonl. All are evaluated on a `part` of the data that nothing is fitted to: "validation",
     or "test", which is the default if the base was probably trained on the validation images. Latency is that of the
     fp32 ONNX files on this machine, measured in turns. The same call continues an interrupted sweep, also with more
-    rates; another `part` derives nothing again.
-
-    Args:
-        base: as for `edgevit.derive`.
-        options: the fields of `SweepRequest`. Only the base can be trained, once for all rates, if `derive_from` asks
-            for it.
+    rates; another `part` derives nothing again. Only the base can be trained, once for all rates, if `derive_from` asks
+    for it.
 
     Raises:
         OptionError: also an unknown option.
@@ -194,12 +189,6 @@ def sweep(base: str | Path | SweepRequest | None = None, *, progress: Progress |
         BudgetError: no model can be derived at any of the rates.
         EdgeVitError: anything else, in one line.
     """
-    base, options = as_files(base, options, "edgevit.sweep")
-    return run(as_request(SweepRequest, "base", base, options), progress)
-
-
-def run(request: SweepRequest, progress: Progress | None = None) -> Sweep:
-    """Carry out a request; see `sweep` for what is raised."""
     once = tuple(sorted(set(request.rates)))
     request = replace(request, rates=once, training=replace(request.training, steps=0))
     request.check()
@@ -296,7 +285,7 @@ def _with_ready_made(record: Sweep, work: _Work) -> Sweep:
         folder = ModelFolder(work.out / file.stem)
         document = judge_ready_made(file, folder, derivation.data, model.document().preprocessing, work.progress)
         work.progress.note(f"{file.name}: export")
-        current_export(folder.path, fp16=False, accuracy=False, progress=work.progress)
+        current_export(FilesRequest(model=folder.path, fp16=False, accuracy=False), work.progress)
         answers = document.answers[record.part]
         assert document.macs is not None and document.params is not None
         point = SweepPoint(
@@ -338,7 +327,8 @@ def _measured(record: Sweep, work: _Work) -> Sweep:
     work.progress.note(f"latency of {len(models)} models in turns, {ROUNDS} rounds")
     labels = [point.folder for point in points]
     conditions = replace(CONDITIONS, threads=threads)
-    runs = bench_in_turns(models, conditions, rounds=ROUNDS, labels=labels, progress=work.progress).runs
+    request = BenchRequest(models=models, conditions=conditions, repeat=ROUNDS, labels=labels)
+    runs = bench(request, progress=work.progress).runs
     with writing(work.out):
         write_whole(work.out / _RUNS, "".join(run.to_json() + "\n" for run in runs))
     comparisons = {c.after.rpartition(" ")[0]: c for c in decisive(compare_within(runs))}

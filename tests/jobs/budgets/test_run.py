@@ -208,13 +208,13 @@ def test_a_model_is_derived_measured_and_verified_through_onnx_runtime(
     asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "MOST", 1)
-    export, exported = current.run, []
+    export, exported = current.export_files, []
 
     def noted(asked: FilesRequest, *more: Any) -> Any:
         exported.append(asked.model.name)
         return export(asked, *more)
 
-    monkeypatch.setattr(current, "run", noted)
+    monkeypatch.setattr(current, "export_files", noted)
     (made,) = edgevit.meet(NAME, ms=6.0, out=tmp_path / "t", **asked)
     assert len(exported) == 3 and len({*exported, "base", "t"}) == 3, "the base, the plan and the model, each once"
     met = made.record.met

@@ -313,7 +313,7 @@ def test_a_node_that_does_not_see_the_folder_gets_inputs_and_gives_models_and_on
     raylet = blind_node(home, size)
     monkeypatch.setattr(run, "carry_out", counted_jobs.carry_out)
     heard = Heard()
-    states = run.run(FleetRequest(plan=fleet_plan(**keys, out="fleet"), ray=cluster.address), heard)
+    states = fleet(FleetRequest(plan=fleet_plan(**keys, out="fleet"), ray=cluster.address), heard)
     assert all(state.holds for state in states), states
     assert len(weights(Path("fleet"))) == 4 and weights(Path("fleet")) == weights(Path("serial"))
     done = [event for event in counted_jobs.events() if event.event == "done"]

@@ -12,7 +12,7 @@ from edgevit.errors import CheckpointError, RunsError
 from edgevit.jobs.suite.opening import open_record, open_weights
 from edgevit.jobs.suite.record import write_suite_record
 from edgevit.jobs.suite.request import CharacterizeRequest
-from edgevit.jobs.suite.run import run
+from edgevit.jobs.suite.run import characterize
 
 SETTING = Setting("nano", BoardFacts(), None)
 
@@ -38,4 +38,4 @@ def test_a_record_is_of_one_checkpoint_whose_outputs_are_those_of_imagenet(tmp_p
     with pytest.raises(CheckpointError, match=r"w\.pth has 7 outputs, and the networks of the suite have 1000; give"):
         open_weights(asked)
     with pytest.raises(CheckpointError, match="does not exist, or is no file"):
-        run(replace(asked, checkpoint=tmp_path / "none.pth"))
+        characterize(replace(asked, checkpoint=tmp_path / "none.pth"))

@@ -21,7 +21,7 @@ from edgevit.jobs.suite import run as module
 from edgevit.jobs.suite.opening import open_record
 from edgevit.jobs.suite.record import read_suite_record
 from edgevit.jobs.suite.request import CharacterizeRequest
-from edgevit.jobs.suite.run import run
+from edgevit.jobs.suite.run import characterize
 from edgevit.jobs.suite.suite import largest_of, suite
 from edgevit.jobs.suite.time_limit import TimeLimit
 from edgevit.progress import Silent
@@ -40,11 +40,11 @@ def test_networks_are_measured_in_turns_here_and_runs_are_in_the_file_before_the
 
     with monkeypatch.context() as patched, pytest.raises(Interrupted):
         patched.setattr(module, "measured_network", stopped)
-        run(asked)
+        characterize(asked)
     part = read_suite_record(asked.output)
     assert not part.measured and [run.label for run in part.measurements()] == ["tiny", "tiny 192 tokens"]
 
-    whole = run(asked)
+    whole = characterize(asked)
     assert [one.name for one in whole.measured] == ["tiny", "tiny 192 tokens", "tiny 0.8 paper"] and not whole.left_out
     dense, tokens, paper = whole.measured
     assert (dense.precision, tokens.tokens, paper.fused, whole.profile) == ("fp32", 192, None, None)
@@ -57,7 +57,7 @@ def test_networks_are_measured_in_turns_here_and_runs_are_in_the_file_before_the
     assert "is not judged" in " ".join(whole.answers) or not whole.answers, "one round is too few"
 
     with pytest.raises(RunsError, match="is of another request: rounds was 1 and is 2; choose another --output"):
-        run(replace(asked, rounds=2))
+        characterize(replace(asked, rounds=2))
 
 
 def test_engines_are_built_and_measured_on_a_board_and_removed_when_interrupted(
@@ -84,7 +84,7 @@ def test_engines_are_built_and_measured_on_a_board_and_removed_when_interrupted(
     )
     with monkeypatch.context() as patched, pytest.raises(Interrupted, match="the same command continues"):
         patched.setattr(module._Work, "_measure", stopped)
-        run(options)
+        characterize(options)
     assert built == ["tiny", "tiny 192 tokens"] and models() == []
     before = contents(tree)
     typed = ("--ssh-config", server.config, "--sizes", "tiny", "--rounds", 1, "--output", options.output)
