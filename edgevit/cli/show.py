@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from edgevit.records.derivation import DerivationRecord
     from edgevit.records.imported import ImportedDocument
     from edgevit.records.model import ModelSpec
-    from edgevit.records.supernet import SlicePoint, SupernetRecord
+    from edgevit.records.supernet import SupernetRecord
 
 
 def main(
@@ -133,7 +132,6 @@ def _show_model(console: Console, folder: Path) -> None:
 def _show_supernet(console: Console, supernet: SupernetRecord, folder: Path) -> None:
     """Show the accuracy of a super-network's slices, and its origin."""
     console.show(curve_table(supernet))
-    console.show(_curve_drawing(supernet.curve))
     training = supernet.settings.training
     console.show(
         f"super-network of {supernet.base}, shape {supernet.settings.shape.name}, seed {training.seed}, "
@@ -205,12 +203,3 @@ def curve_table(supernet: SupernetRecord) -> Table:
     table.add_section()
     table.add_row("the base", "", "", share_text(supernet.base_top1, images))
     return table
-
-
-def _curve_drawing(curve: Sequence[SlicePoint]) -> str:
-    """Draw the accuracy of the measured slices against their MACs."""
-    from edgevit.cli.drawing import Dot, scatter
-    from edgevit.text import format_count
-
-    least, most = min(p.macs for p in curve), max(p.macs for p in curve)
-    return scatter([Dot(p.macs, p.top1) for p in curve], (format_count(least), f"{format_count(most)} MACs"))

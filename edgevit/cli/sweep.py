@@ -60,7 +60,7 @@ def main(
 
 
 def show_sweep(console: Console, folder: Path, sweep: Sweep) -> None:
-    """Show the table, the plot, and the model that the sweep recommends."""
+    """Show the table, and the model that the sweep recommends."""
     from edgevit.cli.compare import NOTES
     from edgevit.data.pairs import FEW
     from edgevit.records.model_folder import ModelFolder
@@ -69,8 +69,6 @@ def show_sweep(console: Console, folder: Path, sweep: Sweep) -> None:
     points = (*sweep.points, *sweep.ready_made)
     for figure in sorted({point.latency.figure for point in points if point.latency} & NOTES.keys()):
         console.show(NOTES[figure])
-    if len(sweep.points) > 1 and all(point.likeness is not None or sweep.has_labels for point in sweep.points):
-        console.show(_sweep_drawing(sweep))
     for reason in sweep.left_out:
         console.show(f"left out: {reason}")
     if replaced := [point.folder for point in points if not point.is_of(ModelFolder(folder / point.folder))]:
@@ -216,21 +214,3 @@ def _latency_cells(point: SweepPoint, base: SweepPoint | None) -> tuple[str, str
     has_interval = measured.low is not None and measured.high is not None
     interval = f" ({measured.low:.2f} to {measured.high:.2f})" if has_interval else ""
     return three_digits(measured.ms), f"{measured.ratio:.2f}{interval}" if point is not base else ""
-
-
-def _sweep_drawing(sweep: Sweep) -> str:
-    """Draw accuracy, or likeness, against latency, or against MACs where latency is not measured."""
-    from edgevit.board.comparison import three_digits
-    from edgevit.cli.drawing import BASE, MODEL, READY_MADE, Dot, scatter
-    from edgevit.text import format_count
-
-    marked = [(p, "base", BASE) if p is sweep.base else (p, f"{p.rate:g}", MODEL) for p in sweep.points]
-    marked += [(p, p.folder, READY_MADE) for p in sweep.ready_made]
-    measured = [p.latency.ms for p, _, _ in marked if p.latency]
-    in_ms = len(measured) == len(marked)
-    costs_drawn = measured if in_ms else [float(p.macs) for p, _, _ in marked]
-    dots = [Dot(cost, p.score, label, mark) for (p, label, mark), cost in zip(marked, costs_drawn, strict=True)]
-    least, most = min(costs_drawn), max(costs_drawn)
-    if in_ms:
-        return scatter(dots, (three_digits(least), f"{three_digits(most)} ms"))
-    return scatter(dots, (format_count(least), f"{format_count(most)} MACs"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +17,6 @@ from edgevit.data.task import Task
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.cache import Cache
-from edgevit.derivation.measure.sensitivity import token_sensitivities
 from edgevit.derivation.plan import EmbedPlan, Plan
 from edgevit.network.accuracy import Accuracy
 from edgevit.network.checkpoint import tensors_sha256
@@ -35,7 +34,6 @@ from edgevit.train.settings import TEACHING, Training
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 from edgevit.train.validation import Keep
 
-_SENSITIVITY_IMAGES = 128  # on which the sensitivities of tokens are measured
 _FINETUNED = "finetuned"
 
 
@@ -160,33 +158,19 @@ def _finetune(network: Network, problem: Problem) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
 
 
-def distillation_for(
-    problem: Problem,
-    embed: EmbedPlan | None = None,
-    blocks: Sequence[int] | None = None,
-    by_token: Sequence[Tensor] | None = None,
-) -> Distillation | None:
+def distillation_for(problem: Problem, embed: EmbedPlan | None = None) -> Distillation | None:
     """Make the teacher of the problem's training; call this before training the problem's network.
 
     Args:
         embed: the plan of the student's embedding; None: it has the base's.
-        blocks: the base's blocks that the student has; None: all.
-        by_token: [N] per block of the base, the sensitivities of its output tokens; None: they are measured if the
-            training weights tokens by them.
     """
     training = problem.training
     if not training.has_teacher:
         return None
     teacher = finetuned_base(problem) if training.teacher == "finetuned" else problem.network
-    if training.token_weighting == "alike" or not training.token_weight:
-        by_token = None
-    elif by_token is None:
-        images, seed = problem.task.train.subset(_SENSITIVITY_IMAGES), training.seed
-        with problem.stopwatch.stage("sensitivity"):
-            by_token = token_sensitivities(problem.network, images, problem.passes, seed=seed)
     encode = None if embed is None else embed.encode
     decode = None if embed is None or embed.decoders is None else embed.decoders[-1]
-    return make_distillation(teacher, training, encode, blocks, by_token, decode)
+    return make_distillation(teacher, training, encode, decode)
 
 
 def train_for(

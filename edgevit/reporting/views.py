@@ -173,7 +173,7 @@ def _summary(model: GatheredModel) -> str:
     assert document is not None
     if model.folder.is_supernet:
         return (
-            f"{document.timm_name} with {document.outputs} outputs, a super-network: `edgevit show` draws its slices, "
+            f"{document.timm_name} with {document.outputs} outputs, a super-network: `edgevit show` lists its slices, "
             "and `edgevit derive --method skd --supernet` cuts a model out of it."
         )
     if derivation is None:

@@ -1,7 +1,7 @@
 """Training a network.
 
 settings     the options of a training
-loop         the loop that all methods share; `average`, `mixing`, `optimizer`, `order`, `stopping` are parts of it
+loop         the loop that all methods share; `mixing`, `optimizer`, `order`, `stopping` are parts of it
 distil       the teacher and its loss; `constraint` is the interface of a penalty that a method adds
 validation   the loss and score on images that are held out
 passes       go through images without training

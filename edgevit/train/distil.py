@@ -4,8 +4,6 @@ Loss = (1 - weight) CE(labels, network) + weight T^2 KL(teacher || network at te
 For features, their squared error is in place of the divergence of classes (`network/output.py`), and for detectors the
 sum of their own losses in place of CE.
 
-The token error is that of the final tokens or, with `token_depths`, the mean over these and tokens behind some blocks.
-
 CE is the mean over the labelled images of a step; the other terms are means over all of its images, so that unlabelled
 images can be mixed in. T^2 keeps the size of the teacher's gradient constant over temperatures.
 
@@ -15,31 +13,22 @@ through it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Decoder, decoder
 from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network
-from edgevit.train.passes import Observe, observed
+from edgevit.train.passes import observed
 from edgevit.train.products import rounded_products
 from edgevit.train.settings import TEACHER_WEIGHT, Training
-
-
-@dataclass(frozen=True)
-class Depth:
-    """A pair of blocks after which the tokens of network and teacher are compared."""
-
-    layer: int  # the network's block
-    taught: int  # the teacher's block
-    by_token: Tensor | None = None  # [N] the weight of each token; None: equal weights
 
 
 @dataclass(frozen=True)
@@ -52,25 +41,17 @@ class Distillation:
     tokens: float = 0.0  # weight of the final tokens: their squared error relative to the teacher's square
     # Map of the network's final tokens to the teacher's embedding, if that is another: weight [d, d'] and bias [d].
     back: tuple[Tensor, Tensor] | None = None
-    encode: Tensor | None = None  # [d', d] map of the teacher's tokens to the network's embedding; None: identity
-    by_token: Tensor | None = None  # [N] the weight of each final token; None: equal weights
-    depths: tuple[Depth, ...] = ()  # further places where tokens are compared
     # How many tokens are compared, from the first; None: all or, if tokens leave, those that always remain.
     compared: int | None = None
 
 
-def token_loss(tokens: Tensor, taught: Tensor, by_token: Tensor | None = None) -> Tensor:
+def token_loss(tokens: Tensor, taught: Tensor) -> Tensor:
     """Compute the squared error relative to the teacher's square per image, and average. Shapes: both [B, N, d].
 
     It is relative per image, so that it does not depend on how processes and micro-batches share a batch.
-
-    Args:
-        by_token: [N] the weight of each token, in both squares; None: equal weights.
     """
     taught = taught.float()
     squares = ((tokens.float() - taught).square(), taught.square())
-    if by_token is not None:
-        squares = (squares[0] * by_token[:, None], squares[1] * by_token[:, None])
     error, square = (x.flatten(1).mean(1) for x in squares)
     return (error / square.clamp_min(torch.finfo(square.dtype).tiny)).mean()
 
@@ -82,7 +63,6 @@ class Lesson:
         self.distillation, self.network = distillation, network
         self.teacher = distillation.teacher
         self.final: list[Tensor] = [torch.empty(0)] * 2  # final tokens [B, N, d] of network and teacher
-        self.middle: list[list[Tensor]] = [[torch.empty(0)] * len(distillation.depths) for _ in range(2)]
         # If tokens leave, only those that always remain are compared: class, distillation and register tokens.
         self.compared = distillation.compared
         if self.compared is None and distillation.tokens > 0:
@@ -99,19 +79,7 @@ class Lesson:
         with ExitStack() as stack:
             if self.distillation.tokens > 0:
                 stack.enter_context(observed([m.ends.final for m in models], see))
-                for of, model in enumerate(models):
-                    stack.enter_context(observed(self._layers(model, of), self._see_middle(of)))
             yield
-
-    def _layers(self, model: Network, of: int) -> list[nn.Module]:
-        layers = model.block_modules
-        return [layers[depth.taught if of else depth.layer] for depth in self.distillation.depths]
-
-    def _see_middle(self, of: int) -> Observe:
-        def see(index: int, inputs: Any, output: Tensor) -> None:
-            self.middle[of][index] = output[:, : self.compared]
-
-        return see
 
     def losses(self, images: Tensor, logits: Tensor) -> dict[str, Tensor]:
         """Compute `loss_teacher` and, if weighted, `loss_tokens`, of the batch that the network has just classified."""
@@ -119,20 +87,8 @@ class Lesson:
             taught = self.teacher(images)
         losses = {"loss_teacher": self.teacher_loss(logits, taught)}
         if self.distillation.tokens > 0:
-            losses["loss_tokens"] = self.token_loss()
+            losses["loss_tokens"] = token_loss(self.student_tokens(), self.final[1])
         return losses
-
-    def token_loss(self) -> Tensor:
-        """Average the token error over the places where tokens are compared."""
-        d = self.distillation
-        parts = [token_loss(self.student_tokens(), self.final[1], self._counted(d.by_token))]
-        for depth, student, taught in zip(d.depths, *self.middle, strict=True):
-            target = taught if d.encode is None else taught.float() @ d.encode.to(taught.device, torch.float32).mT
-            parts.append(token_loss(student, target, self._counted(depth.by_token)))
-        return parts[0] if len(parts) == 1 else torch.stack(parts).mean()
-
-    def _counted(self, by_token: Tensor | None) -> Tensor | None:
-        return None if by_token is None else by_token[: self.compared].to(self.final[0].device, torch.float32)
 
     def student_tokens(self) -> Tensor:
         """Map the network's final tokens to the teacher's embedding: [B, N, d]."""
@@ -186,48 +142,19 @@ def make_distillation(
     base: Network,
     training: Training,
     encode: Tensor | None = None,
-    blocks: Sequence[int] | None = None,
-    by_token: Sequence[Tensor] | None = None,
     decode: Decoder | None = None,
 ) -> Distillation:
     """Make a teacher of a frozen copy of `base`, for a training that has one.
 
     Args:
         encode: [d', d], the map of its tokens to the embedding of the student; None: they have one embedding.
-        blocks: its blocks that the student has; None: all.
-        by_token: [N] per block, the weights of the tokens after it; None: equal weights.
         decode: the map back from the output of the last norm before its head; None: that of `encode`.
     """
     teacher = bare_copy(base).eval().requires_grad_(False)
     back = None if encode is None else way_back(teacher, encode, decode)
-    count = len(teacher.block_modules)
-    stages = [block.stage for block in teacher.blocks]
-    depths = middle_depths(range(count) if blocks is None else blocks, training.token_depths, stages)
-    if by_token is not None:
-        depths = tuple(replace(depth, by_token=by_token[depth.taught]) for depth in depths)
-    last = None if by_token is None else by_token[-1]
     weight = TEACHER_WEIGHT if training.teacher_weight is None else training.teacher_weight
     temperature = training.teacher_temperature
-    return Distillation(teacher, weight, temperature, training.token_weight or 0.0, back, encode, last, depths)
-
-
-def middle_depths(blocks: Sequence[int], count: int, stages: Sequence[int]) -> tuple[Depth, ...]:
-    """Choose places between blocks at about equal distances; fewer than `count` if there are not enough blocks.
-
-    The tokens after a block correspond to the teacher's before its next block that the network has, or at the end of
-    the stage.
-
-    Args:
-        blocks: the teacher's blocks that the network has.
-        count: how many places.
-        stages: of all of the teacher's blocks.
-    """
-    ends = {round(len(blocks) * (i + 1) / (count + 1)) - 1 for i in range(count)}
-    layers = sorted(ends & set(range(len(blocks) - 1)))
-    return tuple(
-        Depth(layer, max(i for i in range(blocks[layer], blocks[layer + 1]) if stages[i] == stages[blocks[layer]]))
-        for layer in layers
-    )
+    return Distillation(teacher, weight, temperature, training.token_weight or 0.0, back)
 
 
 def way_back(teacher: Network, encode: Tensor, decode: Decoder | None = None) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from edgevit.errors import Interrupted, OptionError, TrainingError
 from edgevit.network.network import Network
 from edgevit.network.output import Logits
 from edgevit.signals import StopAsked, stop_when_asked
-from edgevit.train.average import Average
 from edgevit.train.compute import Compute
 from edgevit.train.constraint import Constraint
 from edgevit.train.detections import detector_loss
@@ -72,7 +71,6 @@ class _Run:
         self.labelled = micro_batch * labelled  # images of a micro-batch, on average
         optimizer = make_optimizer(validation.network, training)
         self.model, self.optimizer = self.compute.accelerator.prepare(validation.network, optimizer)
-        self.average = Average(validation.network, training.average) if training.average else None
         self.mixing: Mixing | None = None
         if training.augment == "deit" and self.steps:
             accelerator = self.compute.accelerator
@@ -92,8 +90,6 @@ class _Run:
             parts["constraint"] = self.constraint.state()
         if self.validation.best_state:
             parts["best"] = self.validation.best_state
-        if self.average is not None:
-            parts["average"] = self.average.state()
         save_point(
             self.folder, self.compute, TrainingPoint(step, self.meeting, self.validation.best, self.highest_lr), parts
         )
@@ -105,8 +101,6 @@ class _Run:
             takers["constraint"] = self.constraint.load_state
         if self.validation.keep == "best":
             takers["best"] = self.validation.best_state.update
-        if self.average is not None:
-            takers["average"] = self.average.load_state
         point = None if self.folder is None else restore(self.folder, self.compute, takers)
         if point is None:
             return 0
@@ -143,7 +137,7 @@ class _Run:
         accelerator = self.compute.accelerator
         lr = learning_rate(self.training, step, self.highest_lr) if lr is None else lr
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
+            group["lr"] = lr
         means: dict[str, float] = {}
         figures: dict[str, float] = {}
         for accumulated in range(self.training.grad_accum):
@@ -164,8 +158,6 @@ class _Run:
                 self.optimizer.zero_grad()
         if self.constraint is not None:
             self.constraint.after_step()
-        if self.average is not None:
-            self.average.update()
         if not all(map(math.isfinite, (*means.values(), *figures.values()))):
             raise TrainingError(
                 f"the loss is {means['loss_task']:g} at step {step + 1} of {self.stage}, no longer a number; "
@@ -200,8 +192,7 @@ class _Run:
 
     def look(self, step: int) -> dict[str, float]:
         """Evaluate the state after `step` steps; before the first one, choose the highest learning rate."""
-        with nullcontext() if self.average is None else self.average.in_place():
-            figures = self.validation.look(step)
+        figures = self.validation.look(step)
         if step == 0 and self.training.lr_by_loss and "loss_validation" in figures:
             loss = figures["loss_validation"]
             self.highest_lr = self._tolerable(min(self.training.lr, highest_rate(loss)), loss)
@@ -227,8 +218,6 @@ class _Run:
             after = validation.loss(network, self.lesson)
             network.load_state_dict(state)
             self.optimizer.state.clear()
-            if self.average is not None:
-                self.average = Average(network, self.training.average)
             if after <= _TOLERATED * loss:
                 break
         return share * highest
@@ -319,8 +308,6 @@ def train(
             if ended:
                 progress.note(f"{stage}: {ended} after {done} of {steps} steps")
                 break
-    if run.average is not None:
-        run.average.take()
     compute.accelerator.free_memory()
     if validation.best_state:
         validation.take_best()

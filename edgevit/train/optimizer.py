@@ -1,4 +1,4 @@
-"""AdamW with parameter groups of timm: which weights decay, and which learn more slowly; and the rate of each step.
+"""AdamW with parameter groups of timm, which say which weights decay; and the rate of each step.
 
 The rate is a function of the step alone, so that an interrupted training needs no state for it, as timm's schedulers
 would; and its highest value may be lowered once the first loss is known.
@@ -18,17 +18,12 @@ RATE_OF_LOSS = 1e-3  # highest learning rate at a loss of 1 against the teacher,
 
 
 def make_optimizer(network: Network, training: Training) -> torch.optim.Optimizer:
-    """Create AdamW, which decays weight matrices and neither norms, biases, LayerScale, positions nor tokens.
-
-    With a `layer_decay` r, groups have an `lr_scale`: 1 for the head, r for the last block, r^2 for the block before,
-    and so on to the patch embedding (BEiT, Bao et al., 2022).
-    """
+    """Create AdamW, which decays weight matrices and neither norms, biases, LayerScale, positions nor tokens."""
     optimizer: torch.optim.Optimizer = create_optimizer_v2(
-        network.module,  # which says what does not decay, and in which layer a parameter is
+        network.module,  # which says what does not decay
         "adamw",
         lr=training.lr,
         weight_decay=training.weight_decay,
-        layer_decay=None if training.layer_decay == 1 else training.layer_decay,
     )
     return optimizer
 

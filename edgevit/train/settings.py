@@ -17,10 +17,8 @@ _Schedule = Literal["constant", "cosine"]
 _SCHEDULES: tuple[_Schedule, ...] = ("constant", "cosine")
 Teacher = Literal["none", "restricted", "finetuned"]
 _TEACHERS: tuple[Teacher, ...] = ("none", "restricted", "finetuned")
-_TokenWeighting = Literal["alike", "sensitivity"]
-_TOKEN_WEIGHTINGS: tuple[_TokenWeighting, ...] = ("alike", "sensitivity")
 # The fields of `Training` that describe the teacher.
-TEACHING = ("teacher", "teacher_weight", "teacher_temperature", "token_weight", "token_weighting", "token_depths")
+TEACHING = ("teacher", "teacher_weight", "teacher_temperature", "token_weight")
 
 _INTERVALS = (
     ("steps", "[0, 2**31)", "0 trains nothing"),
@@ -29,8 +27,6 @@ _INTERVALS = (
     ("weight_decay", "[0, inf)", "the papers use 0.05"),
     ("warmup_steps", "[0, 2**31)", ""),
     ("clip_norm", "[0, inf)", "0 leaves gradients as they are"),
-    ("average", "[0, 1)", "0.99 is about the last hundred steps; 0 takes none"),
-    ("layer_decay", "(0, 1]", "1 trains all blocks alike; 0.9 trains early ones less"),
     ("grad_accum", COUNT, ""),
     ("workers", "[0, 2**10]", ""),
     ("seed", SEED, ""),
@@ -38,7 +34,6 @@ _INTERVALS = (
     ("teacher_weight", "[0, 1]", "0 trains on the labels alone, 1 on the teacher alone"),
     ("teacher_temperature", "(0, inf)", "try 2"),
     ("token_weight", "[0, inf)", "0 compares no tokens"),
-    ("token_depths", "[0, 2**10]", "0 compares the final tokens alone"),
 )
 
 
@@ -83,13 +78,6 @@ class Training:
         ),
     ] = None
     clip_norm: Annotated[float, Option("Maximum norm of the gradient; 0 disables clipping.", TRAINING)] = 0.0
-    average: Annotated[
-        float,
-        Option("Decay of the moving average of the weights; 0 disables it.", TRAINING),
-    ] = 0.0
-    layer_decay: Annotated[
-        float, Option("Learning-rate factor from each block to the one before it; 1 trains all blocks alike.", TRAINING)
-    ] = 1.0
     grad_accum: Annotated[int, Option("Number of micro-batches per step, to save memory.", TRAINING)] = 1
     precision: Annotated[_Precision, Option("Precision of training: fp32, bf16 or fp16 (on a GPU only).", TRAINING)] = (
         _PRECISIONS[0]
@@ -137,13 +125,6 @@ class Training:
             TRAINING,
         ),
     ] = None
-    token_weighting: Annotated[
-        _TokenWeighting,
-        Option("Weights of the tokens in that error: alike, or by the loss's sensitivity to each.", TRAINING),
-    ] = "alike"
-    token_depths: Annotated[
-        int, Option("Number of blocks, besides the last, after which tokens are compared.", TRAINING)
-    ] = 0
 
     @property
     def has_teacher(self) -> bool:
@@ -160,7 +141,6 @@ class Training:
             ("augmentation", self.augment, AUGMENTS),
             ("schedule", self.schedule, _SCHEDULES),
             ("teacher", self.teacher, (None, *_TEACHERS)),
-            ("token weighting", self.token_weighting, _TOKEN_WEIGHTINGS),
         ):
             if value not in allowed:
                 raise UnknownNameError(kind, str(value), [name for name in allowed if name])

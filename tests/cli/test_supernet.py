@@ -57,13 +57,12 @@ def test_a_network_is_made_and_says_what_to_do_next(made: tuple[Path, str, str])
     )
 
 
-def test_show_draws_the_curve(net: Path, edgevit_main: Any) -> None:
+def test_show_lists_the_slices(net: Path, edgevit_main: Any) -> None:
     shown = edgevit_main("show", net)
     assert (shown.code, shown.err) == (0, "")
     record = json.loads((net / "supernet.json").read_text())
     for point in record["curve"][1:]:
         assert re.search(rf"rate {point['rate']:.3f} .*{100 * point['top1']:.2f} %", shown.out)
-    assert shown.out.count("●") == len({(p["macs"], p["top1"]) for p in record["curve"]}) == 4
     assert f"{100 * record['base_top1']:.2f} %" in shown.out and "10 classes, full head" in shown.out
     assert f"slices: edgevit derive --method skd --supernet '{net}' --rate R" in shown.out.replace("\n", "")
     answer = edgevit_main("show", net, "--json")

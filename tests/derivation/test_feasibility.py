@@ -72,7 +72,7 @@ CASES: list[tuple[str, dict[str, Any], str, int, Sequence[str]]] = [
     *((name, {"attention": "both", "cut_embedding": True}, ATTENTION, 2, ()) for name in RANKED),
     *((name, {"attention": "widths", "cut_embedding": False}, ATTENTION, 4, ["cut_embedding=true", "attention=both"])
       for name in RANKED),
-    ("heart", {"merge": True}, r"is the FFN, which ends at (\d+) neurons in 3 blocks", 256, ["merge=false"]),
+    ("heart", {}, r"is the FFN, which ends at (\d+) neurons in 3 blocks", 256, ()),
 ]  # fmt: skip
 
 
@@ -147,18 +147,17 @@ def test_tokens_that_may_leave_reach_further(small_vit: Any) -> None:
     assert least("forge", {**options, "cut_tokens": "predicted"}, one) < least("forge", options, one)
 
 
-@pytest.mark.parametrize(("shape", "merge"), [("fused", False), ("free", False), ("free", True)])
-def test_what_heart_reaches_is_its_smallest_choice(small_vit: Any, shape: str, merge: bool) -> None:
+@pytest.mark.parametrize("shape", ["fused", "free"])
+def test_what_heart_reaches_is_its_smallest_choice(small_vit: Any, shape: str) -> None:
     one = asked(small_vit, 0.5, shape)
     geometry, dims = one.network.geometry, list(one.network.dims)
     rows, heads = torch.ones(2, geometry.patches).double(), (torch.ones(4).double(),) * 3
     found = Candidates(
-        dims, geometry, one.budget, HessianScores(rows, rows, heads, rows[:, 0]), tokens=rows, token_multiple=1,
-        least_heads=2 if shape == "fused" else 1, merge=merge,
+        dims, geometry, one.budget, HessianScores(rows, rows, heads, rows[:, 0]), tokens=rows,
+        least_heads=2 if shape == "fused" else 1,
     )  # fmt: skip
     smallest = found.choice([geometry.patches] * 2, found.most_heads)
-    assert least("heart", {"merge": merge}, one) == found.cost(smallest)
-    assert least("heart", {"token_multiple": 8}, one) > found.cost(smallest)
+    assert least("heart", {}, one) == found.cost(smallest)
 
 
 def test_no_other_method_is_suggested_for_a_budget_by_a_table(small_vit: Any, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,16 +127,3 @@ def test_what_forge_may_let_go_goes_where_most_is_to_go_and_else_stays(
         how: dict[str, Any] = {"method": "forge", "rate": rate, "shape": shape, "training": {"steps": 0}}
         made = derive(checkpoint, tmp_path / str(may), options=options, **how)
         assert goes(made.model.spec) == may
-
-
-@pytest.mark.slow
-def test_a_super_network_is_taught_by_what_the_answers_feel_if_that_is_asked_for(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    taught, losses = {"steps": 2, "evaluations": 1, "teacher": "restricted", "token_weight": 1.0}, []
-    for weighting in ("alike", "sensitivity"):
-        training = {**taught, "token_weighting": weighting}
-        make_supernet(checkpoint, tmp_path / weighting, training=training, options={"epochs": 1})
-        lines = (tmp_path / weighting / "history.jsonl").read_text().splitlines()
-        losses.append(json.loads(lines[-1])["loss_tokens"])
-    assert losses[0] != losses[1]

@@ -17,11 +17,9 @@ from edgevit.network.anatomy import Decoder
 from edgevit.network.output import Logits
 from edgevit.train import products
 from edgevit.train.distil import (
-    Depth,
     Distillation,
     Lesson,
     make_distillation,
-    middle_depths,
     token_loss,
     way_back,
 )
@@ -47,59 +45,9 @@ def test_the_tokens_part_is_relative_to_the_teachers_square_image_by_image() -> 
     assert float(token_loss(tokens, taught)) == pytest.approx((0.5 / 1 + 4.5 / 18) / 2)
 
 
-def test_tokens_that_count_more_have_more_of_the_error() -> None:
+def test_the_error_of_tokens_is_relative_to_the_teachers_square() -> None:
     tokens, taught = torch.tensor([[[1.0], [3.0]]]), torch.tensor([[[2.0], [1.0]]])
     assert float(token_loss(tokens, taught)) == pytest.approx((1 + 4) / (4 + 1))
-    counted = torch.tensor([1.5, 0.5])
-    assert float(token_loss(tokens, taught, counted)) == pytest.approx((1.5 * 1 + 0.5 * 4) / (1.5 * 4 + 0.5 * 1))
-
-
-@pytest.mark.parametrize(
-    ("kept", "wanted", "expected"),
-    [
-        (range(12), 2, [(3, 3), (7, 7)]),
-        (range(12), 0, []),
-        ([0, 1, 4, 9], 1, [(1, 3)]),  # what the block after it is given is what the base's block 3 puts out
-        ([0, 5], 3, [(0, 4)]),
-        ([0], 2, []),
-    ],
-)
-def test_middle_depths_are_apart_and_end_where_the_next_block_begins(
-    kept: Any, wanted: int, expected: list[tuple[int, int]]
-) -> None:
-    assert [(depth.layer, depth.taught) for depth in middle_depths(list(kept), wanted, [0] * 12)] == expected
-
-
-def test_middle_depths_stay_in_their_stage() -> None:
-    (depth,) = middle_depths([0, 1, 4, 9], 1, [0] * 3 + [1] * 9)
-    assert (depth.layer, depth.taught) == (1, 2)
-
-
-@pytest.mark.parametrize("width", [None, 64, 24])
-def test_tokens_between_blocks_are_compared_in_the_networks_embedding(small_vit: Any, width: int | None) -> None:
-    teacher, images = small_vit(depth=3).eval(), torch.randn(2, 3, 32, 32)
-    encode = None if width is None else encoder(flat_basis(64), width)
-    options = Training(teacher="restricted", token_weight=1.0, token_depths=1)
-    by_token = [torch.rand(17, dtype=torch.float64) + 0.5 for _ in range(3)]
-    distillation = make_distillation(teacher, options, encode, by_token=by_token)
-    assert [d.layer for d in distillation.depths] == [1]
-    network = teacher if encode is None else teacher.with_embedding(encode)
-    lesson = Lesson(distillation, network.with_columns(CLASSES))
-    with lesson.watch(), torch.no_grad():
-        found = lesson.losses(images, network(images))["loss_tokens"]
-    if width != 24:
-        assert float(found) < 1e-8, "it is its own teacher"
-        return
-    tokens = []
-    for model in (network, teacher):
-        x = model.first_tokens(images)
-        for layer in model.block_modules[:2]:
-            x = layer(x)
-        tokens.append(x)
-    middle = token_loss(tokens[0], tokens[1] @ encode.float().mT, by_token[1].float())
-    final = token_loss(lesson.student_tokens(), lesson.final[1], by_token[2].float())
-    torch.testing.assert_close(found, (middle + final) / 2)
-    assert float(found) > 1e-4
 
 
 def test_a_step_mixes_labels_teacher_and_tokens_by_their_weights(bench: Bench) -> None:
@@ -184,15 +132,12 @@ def test_where_tokens_leave_those_are_compared_that_always_stay(bench: Bench) ->
 
 def test_no_more_tokens_are_compared_than_the_distillation_says(bench: Bench) -> None:
     images, network = next(bench.task.train.batches(8))[0], bench.spoilt()
-    distillation = replace(bench.teacher(0.7, 2.0, 0.5), compared=3, depths=(Depth(0, 0),))
+    distillation = replace(bench.teacher(0.7, 2.0, 0.5), compared=3)
     lesson = Lesson(distillation, network.with_columns(CLASSES))
     with lesson.watch():
         found = lesson.losses(images, network(images))["loss_tokens"]
     final = [m.forward_features(images)[:, :3] for m in (network, bench.base)]  # type: ignore[operator]
-    middle = []
-    for model in (network, bench.base):
-        middle.append(model.block_modules[0](model.first_tokens(images))[:, :3])
-    torch.testing.assert_close(found, (token_loss(*final) + token_loss(*middle)) / 2)
+    torch.testing.assert_close(found, token_loss(*final))
     none = replace(distillation, compared=0)
     with pytest.raises(OptionError, match="it has no token that always remains to be compared; set --token-weight 0"):
         Lesson(none, network.with_columns(CLASSES)).check(images)

@@ -229,17 +229,6 @@ class TokenGradients:
         return [(passes.compute.sum(total) / images).cpu() for total in self.squares if total is not None]
 
 
-def token_sensitivities(network: Network, images: Split, passes: Passes, *, seed: int = 0) -> list[Tensor]:
-    """The sensitivities of the tokens that each block puts out: [N] each, mean one, fp64, on the CPU.
-
-    It is the mean square of the gradient in a token, with the floor that `Sensitivity.by_token` has.
-
-    """
-    gradients = TokenGradients(network.block_modules)
-    observe_gradients(network, images, passes, [gradients], seed=seed, stage="worth of tokens")
-    return [_shares(squares) for squares in gradients.means(len(images), passes)]
-
-
 def _of_batch(
     dims: BlockDims, outputs: _BlockOutputs, gradient: _BlockOutputs, mean_values: Tensor | None
 ) -> Sensitivity:

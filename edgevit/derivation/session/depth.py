@@ -106,7 +106,7 @@ def shorten(derived: Derived, problem: Problem, teacher: Network, count: int) ->
     network = without_blocks(derived.network, removed)
     plan = Plan(tuple(b for i, b in enumerate(derived.plan.blocks) if i not in removed), derived.plan.embed)
     problem = replace(problem, network=teacher)
-    distillation = distillation_for(problem, plan.embed, plan.kept_blocks)
+    distillation = distillation_for(problem, plan.embed)
     done = train_for(problem, network, stage=_STAGE, distillation=distillation, keep="best", folder="train-depth")
     facts = {
         **derived.facts,

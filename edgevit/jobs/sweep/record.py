@@ -93,11 +93,6 @@ class SweepPoint(OnImages):
             return self.map.agreement
         return None if self.similarity is None else self.similarity.same_neighbours
 
-    @property
-    def score(self) -> float:
-        """The share of right answers, or else the likeness."""
-        return (self.likeness or 0.0) if self.right is None else self.top1
-
     def is_of(self, model: ModelFolder) -> bool:
         """Whether the model in its folder, if there is one, is the one that was judged.
 

@@ -121,7 +121,7 @@ class SweepRequest(Request):
                 f"--beside {clashing[0]}: {self.out / clashing[0].stem} is the folder of another model; rename the file"
             )
         if self.method in method_names() and describe(self.method).slices:
-            raise OptionError("slices of a super-network need no sweep: `edgevit show NET` draws their accuracy")
+            raise OptionError("slices of a super-network need no sweep: `edgevit show NET` lists their accuracy")
         if self.derive_from == "base" and (idle := self._of_training()):
             option = f"--{next(iter(idle)).replace('_', '-')}"
             raise OptionError(f"{option} is for a base that is trained; give --derive-from better, too")

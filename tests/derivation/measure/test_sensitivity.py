@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from edgevit.data.task import open_task
-from edgevit.derivation.measure.sensitivity import Sensitivity, measure_sensitivity, token_sensitivities
+from edgevit.derivation.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.errors import DataError
 from edgevit.network.checkpoint import describe
 from edgevit.network.copies import bare_copy
@@ -99,15 +98,3 @@ def test_features_without_a_classifier_are_felt(small_vit: Any, task: Any) -> No
             assert felt.isfinite().all() and felt.abs().max() > 0, name
             torch.testing.assert_close(vars(louder)[name], 4 * felt, rtol=1e-3, atol=1e-9)
             torch.testing.assert_close(vars(scaled)[name], felt, rtol=1e-3, atol=1e-9)
-
-
-def test_tokens_behind_a_block_are_felt_as_what_it_adds_to_them_is(network: Any, task: Any) -> None:
-    """Also where a block has no attention, or no FFN."""
-    images, passes = task.train.subset(64), open_passes(Training(device="cpu"))
-    behind = token_sensitivities(network.with_columns(range(10)), images, passes)
-    whole = measure_sensitivity(network.with_columns(range(10)), images, passes, stage="")
-    for found, block in zip(behind, whole, strict=True):
-        torch.testing.assert_close(found, block.by_token[1])
-    assert behind[-1][0] == behind[-1].max() > 10 * behind[-1][1:].max(), "the head reads the class token alone"
-    halves = network.build([replace(network.read()[0], attention=None), network.read()[1]])
-    assert [len(f) for f in token_sensitivities(halves.with_columns(range(10)), images, passes)] == [17, 17]

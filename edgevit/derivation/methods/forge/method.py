@@ -366,7 +366,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     closed_form: dict[str, object] = {}
     if problem.task.classes:
         closed_form["accuracy_validation_closed_form"] = accuracy_on_validation(problem, slim).top1
-    distillation = distillation_for(problem, plan.embed, plan.kept_blocks, [of_ffn for _, of_ffn in by_token])
+    distillation = distillation_for(problem, plan.embed)
     done = train_for(problem, slim, stage="distil", distillation=distillation, keep="best")
     facts: dict[str, object] = {
         **facts_of_training(problem, "distil", done),

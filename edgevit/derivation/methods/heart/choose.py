@@ -1,4 +1,4 @@
-"""Choose the heads to remove and the number of tokens that each block passes on: by ratios, by loss or by cost.
+"""Choose the heads to remove and the number of tokens that each block passes on: by cost or by ratios.
 
 Removed tokens do not return, so the numbers of tokens never rise from block to block. The predicted loss of a token
 schedule is the sum of the tokens' scores after the block that removes them.
@@ -39,11 +39,9 @@ class PruningLevels:
         return replace(self, heads=tuple(heads))
 
 
-def lengths(geometry: Geometry, token_multiple: int, *, merge: bool) -> list[int]:
-    """List the numbers of tokens that may reach a block, all tokens first; the others are multiples of the tile."""
-    least = geometry.tokens - geometry.patches + 1 + int(merge)
-    fewer = range(geometry.tokens - 1 - int(merge), least - 1, -1)
-    return [geometry.tokens, *(n for n in fewer if n % token_multiple == 0)]
+def lengths(geometry: Geometry) -> list[int]:
+    """List the numbers of tokens that may reach a block, all tokens first."""
+    return [*range(geometry.tokens, geometry.tokens - geometry.patches, -1)]
 
 
 def may_leave(geometry: Geometry, depth: int) -> list[bool]:
@@ -56,11 +54,11 @@ class Candidates:
 
     def __init__(
         self, dims: Sequence[BlockDims], geometry: Geometry, budget: Budget, scores: HessianScores, *,
-        tokens: Tensor, token_multiple: int, least_heads: int, merge: bool,
+        tokens: Tensor, least_heads: int,
     ) -> None:  # fmt: skip
         self.dims, self.geometry, self.budget = dims, geometry, budget
         self.may_leave = may_leave(geometry, len(dims))
-        self.lengths = lengths(geometry, token_multiple, merge=merge) if any(self.may_leave) else [geometry.tokens]
+        self.lengths = lengths(geometry) if any(self.may_leave) else [geometry.tokens]
         if budget.prices is not None:
             # A cost table lists few numbers of tokens. Between them removal saves nothing, and ranking tokens costs.
             listed = set(budget.prices.token_counts)
@@ -240,35 +238,6 @@ def _below(rows: Sequence[Sequence[float]], share: float) -> list[int]:
     all_ = sorted((score, i) for i, row in enumerate(rows) for score in row)
     lowest = [i for _, i in all_[: int(share * len(all_))]]
     return [lowest.count(i) for i in range(len(rows))]
-
-
-# -- by loss -----------------------------------------------------------------------------------------------------------
-
-
-def by_loss(candidates: Candidates, ratios: Ratios, nats: float) -> PruningLevels:
-    """Remove what is predicted to lose at most `nats`: an equal part of them per block, or the lowest of all scores."""
-    blocks = range(len(candidates.dims))
-    groups = [[i] for i in blocks] if ratios == "uniform" else [list(blocks)]
-    tokens, heads = [0] * len(candidates.dims), [0] * len(candidates.dims)
-    for group in groups:
-        unspent = nats / len(groups)
-        while (cheapest := min(_next(candidates, group, tokens, heads), default=None)) is not None:
-            price, block, is_head = cheapest
-            if (unspent := unspent - price) < 0:
-                break
-            (heads if is_head else tokens)[block] += 1
-    return candidates.choice(tokens[:-1], heads)
-
-
-def _next(
-    candidates: Candidates, group: Sequence[int], tokens: Sequence[int], heads: Sequence[int]
-) -> Iterator[tuple[float, int, bool]]:
-    """List the next token and the next head of each block: nats, block, and whether it is a head."""
-    for i in group:
-        if candidates.may_leave[i] and tokens[i] < candidates.geometry.patches - 1:
-            yield max(candidates.token_scores[i][tokens[i]], 0.0), i, False
-        if heads[i] < candidates.most_heads[i]:
-            yield max(candidates.head_scores[i][heads[i]], 0.0), i, True
 
 
 def least_amount(candidates: Candidates, chosen: Callable[[float], PruningLevels], options: str) -> PruningLevels:

@@ -6,7 +6,7 @@ between the last token that stays and the first that is removed. A token's G wei
 exp(logit) times G, and in the mean that the head may take. Unlike in the paper, G does not multiply the token itself:
 LayerNorm restores the token's size, so that no block would notice a gate before it is shut. This way shut gates equal
 removed tokens exactly, unless the head pools patches otherwise than by their mean, which the method refuses. No
-gradient passes through S. Merging, if any, happens at inference only.
+gradient passes through S.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """HEART-ViT: remove tokens and whole heads by Hessian-based loss increase, and train with gates that close.
 
 1. Scores: half of each token's and head's curvature z' H z, from the Hessian of gates (`scores`).
-2. Choice: how many tokens each block passes on, and which heads it loses: by cost, by ratios, or by loss (`choose`).
+2. Choice: how many tokens each block passes on, and which heads it loses: by cost or by ratios (`choose`).
 3. Training with gates that close from step to step (`gates`), or of the model after the cut.
 
 Differences from the paper. At inference there are no labels and no second derivatives. So the number of tokens is
@@ -59,19 +59,16 @@ class Config:
     # Whether the paper's choices replace the defaults: selection=percentile, and tokens are scored by position (Eq. 5)
     # instead of by their order in the block's attention, by which they are removed.
     as_published: bool = False
-    # What sets how much is removed: the budget, at the least predicted loss per MAC or millisecond (macs); shares of
-    # the tokens and heads (percentile); or a loss in nats (loss). The result must meet the budget.
-    selection: Literal["macs", "percentile", "loss"] = "macs"
+    # What sets how much is removed: the budget, at the least predicted loss per MAC or millisecond (macs), or shares of
+    # the tokens and heads (percentile). The result must meet the budget.
+    selection: Literal["macs", "percentile"] = "macs"
     ratios: Ratios = "sensitivity"  # Whether blocks lose by their scores (sensitivity) or equal parts (uniform).
     # With selection=percentile, the share of tokens to remove; with both shares 0, the same share of tokens and heads
     # that meets the budget.
     token_ratio: float = 0.0
     head_ratio: float = 0.0  # With selection=percentile, the share of heads to remove.
-    eps: float = 1.0  # With selection=loss, the largest predicted loss in nats.
     calibration_images: int = 32  # The number of training images on which the scores are taken.
     probes: int = 8  # The number of draws of random signs per image, each a double backward pass.
-    token_multiple: int = 1  # The number of tokens passed on is a multiple of this: 64 fills a GPU's tiles.
-    merge: bool = False  # Whether the tokens removed after a block are merged into one that is passed on.
     # What is trained: the whole network with gates that close on what is removed (soft), or the cut one (hard).
     gates: Literal["soft", "hard"] = "soft"
     # The steepness of the gates at the first step; the paper says that it rises, but not from where.
@@ -82,7 +79,7 @@ class Config:
     def __post_init__(self) -> None:
         if self.as_published and self.selection == "macs":
             object.__setattr__(self, "selection", "percentile")
-        for name in ("calibration_images", "probes", "token_multiple"):
+        for name in ("calibration_images", "probes"):
             check_number(f"heart.{name}", getattr(self, name), COUNT)
         for name in ("token_ratio", "head_ratio"):
             check_number(f"heart.{name}", getattr(self, name), "[0, 1)", "0.4 removes 40 %")
@@ -91,7 +88,7 @@ class Config:
                 f"heart.token_ratio and heart.head_ratio are not for selection={self.selection}; add --set "
                 "heart.selection=percentile"
             )
-        for name in ("eps", "gamma_first", "gamma_last"):
+        for name in ("gamma_first", "gamma_last"):
             check_number(f"heart.{name}", getattr(self, name), "(0, inf)")
         if self.gamma_last < self.gamma_first:
             raise OptionError(
@@ -108,10 +105,10 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
 def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
     """Return what it may remove: heads, and all tokens that may be removed after the first possible block."""
     geometry, depth = network.geometry, len(network.read())
-    most = choose.lengths(geometry, config.token_multiple, merge=config.merge)[-1]
+    most = choose.lengths(geometry)[-1]
     first = next((i for i, may in enumerate(choose.may_leave(geometry, depth)) if may), None)
     schedule = tuple(most if i == first and most < geometry.tokens else 0 for i in range(depth))
-    return SearchSpace(widths=False, heads=True, token_schedules=[schedule], more={"token_multiple": 1, "merge": False})
+    return SearchSpace(widths=False, heads=True, token_schedules=[schedule])
 
 
 def check_options(target: Target, config: Config) -> None:
@@ -151,16 +148,13 @@ def _candidates(problem: Problem, config: Config, scores: HessianScores) -> Cand
     tokens = scores.placed.sort(dim=1, stable=True).values if config.as_published else scores.ranked
     return Candidates(
         dims, problem.network.geometry, problem.budget, scores, tokens=tokens,
-        token_multiple=config.token_multiple, least_heads=problem.policy.least_heads, merge=config.merge,
+        least_heads=problem.policy.least_heads,
     )  # fmt: skip
 
 
 def _choose(problem: Problem, config: Config, candidates: Candidates) -> PruningLevels:
     if config.selection == "macs":
         return choose.by_macs(candidates, config.ratios)
-    if config.selection == "loss":
-        spend = lambda share: choose.by_loss(candidates, config.ratios, share * config.eps)  # noqa: E731
-        return choose.least_amount(candidates, spend, f"heart.eps={config.eps:g} nats")
     by_ratio = partial(choose.by_ratio, candidates, config.ratios)
     if not config.token_ratio and not config.head_ratio:
         return choose.least_amount(candidates, lambda share: by_ratio(share, share), "removing all that may go")
@@ -176,7 +170,7 @@ def _choose(problem: Problem, config: Config, candidates: Candidates) -> Pruning
     return choice
 
 
-def _plan(network: Network, dims: Sequence[BlockDims], heads: Sequence[Sequence[int]], merge: bool) -> Plan:
+def _plan(network: Network, dims: Sequence[BlockDims], heads: Sequence[Sequence[int]]) -> Plan:
     """Make the plan of these blocks and heads, with the present weights of the network."""
     plans = []
     for i, (block, new, stay) in enumerate(zip(network.read(), dims, heads, strict=True)):
@@ -185,7 +179,7 @@ def _plan(network: Network, dims: Sequence[BlockDims], heads: Sequence[Sequence[
         if a is not None:
             attention = AttentionPlan.of(block.dims, stay, weights=a.keep(stay))
         ffn = None if f is None else FfnPlan(torch.arange(f.neurons))
-        plans.append(BlockPlan(i, attention, ffn, new.tokens, merge and new.tokens > 0))
+        plans.append(BlockPlan(i, attention, ffn, new.tokens))
     return Plan(tuple(plans))
 
 
@@ -195,7 +189,7 @@ def _trained(
     dims, base = candidates.shaped(choice), problem.network.to(problem.compute.device)
     pairs = list(zip(candidates.head_order, choice.heads, strict=True))
     heads = [sorted(order[removed:]) for order, removed in pairs]
-    plan_of = partial(_plan, dims=dims, heads=heads, merge=config.merge)
+    plan_of = partial(_plan, dims=dims, heads=heads)
     slim = realise(base, plan_of(base))
     before = accuracy_on_validation(problem, slim).top1
     distillation = distillation_for(problem)

@@ -91,9 +91,7 @@ def test_tokens_leave_within_the_budget_and_the_model_loads_again(
     options = {**FEW, "drop_blocks": False, "drop_sites": False}
     with pytest.raises(BudgetError, match=r"let more go \(.*forge.cut_tokens=predicted"):
         derive(checkpoint, tmp_path / "n", options={**options, "cut_tokens": "never"}, **given)
-    made = derive(
-        checkpoint, tmp_path / "m", options=options, training={"steps": 2, "token_weighting": "sensitivity"}, **given
-    )
+    made = derive(checkpoint, tmp_path / "m", options=options, training={"steps": 2}, **given)
     spec, more = made.model.spec, made.record.facts.more
     assert spec.macs <= MACS and len(spec.blocks) == 2
     assert [b.tokens for b in spec.blocks] == list(more["tokens"]) and any(more["tokens"])

@@ -27,9 +27,7 @@ def closing(network: Any, *, gamma: float, tokens: tuple[int, ...], gone: dict[i
     kept = [[h for h in range(2) if h not in gone.get(i, [])] for i in range(len(blocks))]
     dims = [replace(b.dims, tokens=n, heads=len(heads)) for b, n, heads in zip(blocks, tokens, kept, strict=True)]
     heads = [head_gates(torch.tensor([0.5, -1.0]), gone.get(i, [])) for i in range(len(blocks))]
-    return ClosingGates(
-        network, Closing(partial(_plan, dims=dims, heads=kept, merge=False), dims, heads, gamma, gamma, 4)
-    )
+    return ClosingGates(network, Closing(partial(_plan, dims=dims, heads=kept), dims, heads, gamma, gamma, 4))
 
 
 @pytest.mark.parametrize("args", FORMS.values(), ids=FORMS)
