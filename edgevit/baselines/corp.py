@@ -29,7 +29,7 @@ from torch import Tensor
 
 from edgevit.baselines.common import ranked
 from edgevit.baselines.common.importance import Scores, UnitScores, unit_scores
-from edgevit.baselines.common.ranking import Grouping, Units, rank, top
+from edgevit.baselines.common.ranked import Grouping, Units, rank, top
 from edgevit.derivation.feasibility import Target
 from edgevit.derivation.measure.statistics import BlockStatistics, calibrate, check_enough
 from edgevit.derivation.method import Method, no_steps

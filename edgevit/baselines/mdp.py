@@ -26,7 +26,7 @@ from torch import Tensor
 
 from edgevit.baselines.common import ranked
 from edgevit.baselines.common.importance import Scores, UnitScores, squared_changes
-from edgevit.baselines.common.ranking import Ranked
+from edgevit.baselines.common.ranked import Ranked
 from edgevit.derivation.allocate import embedding
 from edgevit.derivation.allocate.knapsack import BlockMenu, Choice, allocate
 from edgevit.derivation.allocate.menus import attention_menu, ffn_menu, site_costs, with_single_site

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from edgevit.baselines.common import ranked
 from edgevit.baselines.common.importance import Scores, UnitScores, squared_changes
-from edgevit.baselines.common.ranked import RankOptions
-from edgevit.baselines.common.ranking import AttentionUnits, Grouping, Ranked, top
+from edgevit.baselines.common.ranked import AttentionUnits, Grouping, Ranked, RankOptions, top
 from edgevit.derivation.allocate.budget import MEASURED
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem

@@ -13,8 +13,7 @@ import torch
 
 from edgevit.baselines.common import ranked
 from edgevit.baselines.common.importance import Scores, unit_shapes
-from edgevit.baselines.common.ranked import RankOptions
-from edgevit.baselines.common.ranking import Grouping
+from edgevit.baselines.common.ranked import Grouping, RankOptions
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 

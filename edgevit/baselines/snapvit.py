@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from edgevit.baselines.common import ranked
 from edgevit.baselines.common.importance import Scores, group_sums, squared_products
-from edgevit.baselines.common.ranked import RankOptions
-from edgevit.baselines.common.ranking import AttentionUnits, Grouping
+from edgevit.baselines.common.ranked import AttentionUnits, Grouping, RankOptions
 from edgevit.data.task import Split
 from edgevit.derivation.measure.divergence import network_outputs
 from edgevit.derivation.method import Method

@@ -18,8 +18,7 @@ import torch
 
 from edgevit.baselines.common import ranked
 from edgevit.baselines.common.importance import group_sums, valued, weights_times_gradients
-from edgevit.baselines.common.ranked import RankOptions
-from edgevit.baselines.common.ranking import AttentionUnits
+from edgevit.baselines.common.ranked import AttentionUnits, RankOptions
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.numbers import COUNT, check_number

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from edgevit.baselines.common import ranked
 from edgevit.baselines.common.importance import Scores, unit_scores, valued, weights_times_gradients
-from edgevit.baselines.common.ranked import RankOptions
-from edgevit.baselines.common.ranking import AttentionUnits
+from edgevit.baselines.common.ranked import AttentionUnits, RankOptions
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.errors import OptionError

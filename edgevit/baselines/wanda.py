@@ -19,8 +19,7 @@ from torch import Tensor
 
 from edgevit.baselines.common import ranked
 from edgevit.baselines.common.importance import Scores, UnitScores, unit_scores
-from edgevit.baselines.common.ranked import RankOptions
-from edgevit.baselines.common.ranking import Grouping
+from edgevit.baselines.common.ranked import Grouping, RankOptions
 from edgevit.derivation.method import Method, no_steps
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.network.anatomy import Block

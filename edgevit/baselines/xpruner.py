@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from edgevit.baselines.common import ranked
 from edgevit.baselines.common.importance import Scores, unit_shapes
-from edgevit.baselines.common.ranked import RankOptions
-from edgevit.baselines.common.ranking import Grouping
+from edgevit.baselines.common.ranked import Grouping, RankOptions
 from edgevit.data.task import Split
 from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.feasibility import SearchSpace

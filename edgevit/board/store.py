@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgevit.board.facts import BoardFacts
-from edgevit.board.profiles import fingerprint
+from edgevit.board.fingerprint import fingerprint
 from edgevit.errors import EngineError
 from edgevit.records.belonging import file_fault, weights_fault
 from edgevit.records.engine import EngineRecord

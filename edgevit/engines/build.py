@@ -10,7 +10,8 @@ from pathlib import Path
 
 from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.board.facts import BoardFacts, TensorRT, examine
-from edgevit.board.profiles import fingerprint, load_profile
+from edgevit.board.fingerprint import fingerprint
+from edgevit.board.profiles import load_profile
 from edgevit.engines.builder import EngineBuilder, batches_of, mode_name
 from edgevit.engines.detections import Annotated, annotated
 from edgevit.engines.gate import Sample, images_file, take_sample, unlabelled_sample

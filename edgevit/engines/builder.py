@@ -18,8 +18,8 @@ from edgevit.board.bench import Setting, in_turns, requests_of, take_turns
 from edgevit.board.comparison import compare_within, decisive
 from edgevit.board.connection import Board
 from edgevit.board.facts import BoardFacts
+from edgevit.board.fingerprint import fingerprint
 from edgevit.board.models import Measurable
-from edgevit.board.profiles import fingerprint
 from edgevit.board.request import Conditions
 from edgevit.engines.detections import Annotated
 from edgevit.engines.gate import EngineVerdict, Sample, judge, remarks

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from edgevit.agent.environment import usable_cpus
-from edgevit.board.profiles import fingerprint
+from edgevit.board.fingerprint import fingerprint
 from edgevit.board.request import AskedBoard, Conditions, Provider, SshConfig, Threads
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.progress import Progress

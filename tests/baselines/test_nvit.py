@@ -12,7 +12,7 @@ import pytest
 import torch
 from problems import untrained
 
-from edgevit.baselines.common.ranking import Grouping
+from edgevit.baselines.common.ranked import Grouping
 from edgevit.baselines.nvit import Config, derive
 from edgevit.data.task import open_task
 from edgevit.derivation.problem import Derived

@@ -16,7 +16,7 @@ from small_models import with_fewer_tokens
 from torch import Tensor, nn
 
 import edgevit
-from edgevit.baselines.common.ranking import top
+from edgevit.baselines.common.ranked import top
 from edgevit.baselines.torch_pruning import Config, derive, scores_of
 from edgevit.data.task import open_task
 from edgevit.derivation.allocate.policy import make_policy

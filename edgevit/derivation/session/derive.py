@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from edgevit.data.in_memory import without_images
+from edgevit.data.no_images import without_images
 from edgevit.data.task import Task, without
 from edgevit.derivation.allocate.budget import Budget, make_budget
 from edgevit.derivation.allocate.cost_table import load_cost_table

@@ -16,8 +16,8 @@ from edgevit.board.bench import bench
 from edgevit.board.comparison import load_runs
 from edgevit.board.connection import open_board
 from edgevit.board.facts import examine
+from edgevit.board.fingerprint import fingerprint
 from edgevit.board.gates import State, parse_gate, verdicts_of
-from edgevit.board.profiles import fingerprint
 from edgevit.board.request import BenchRequest
 from edgevit.derivation.session.derive import derive
 from edgevit.engines.request import ExportRequest

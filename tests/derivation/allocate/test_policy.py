@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_tables import rows, table
 
-from edgevit.baselines.common import ranking
+from edgevit.baselines.common import ranked
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.cost_table import CostTable
 from edgevit.derivation.allocate.embedding import candidate_widths
@@ -87,7 +87,7 @@ def test_the_embedding_keeps_its_multiple(multiple, narrower):
     policy = make_policy("fused", None, multiple)
     whole, *candidates = candidate_widths(192, policy.embed_step)
     assert whole == 192 and len(candidates) == narrower and all(width % (multiple or 16) == 0 for width in candidates)
-    assert policy.ffn_step == POLICIES["fused"].ffn_step and ranking.narrowest_by_rank(48, policy) <= 48
+    assert policy.ffn_step == POLICIES["fused"].ffn_step and ranked.narrowest_by_rank(48, policy) <= 48
 
 
 def test_a_parameter_budget_is_kept(geometries):

@@ -1,6 +1,6 @@
 """A task without images has its classes, and parts of which nothing is read."""
 
-from edgevit.data.in_memory import without_images
+from edgevit.data.no_images import without_images
 from edgevit.data.task import open_task
 from edgevit.records.model import TargetClass
 

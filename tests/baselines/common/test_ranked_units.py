@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edgevit.baselines.common.importance import Scores, unit_shapes
-from edgevit.baselines.common.ranking import Units, _Counts, rank, top
+from edgevit.baselines.common.ranked import Units, _Counts, rank, top
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import POLICIES
 from edgevit.errors import BudgetError

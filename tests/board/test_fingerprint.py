@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from some_engines import ORIN, facts
 
-from edgevit.board.profiles import fingerprint
+from edgevit.board.fingerprint import fingerprint
 
 
 @pytest.mark.parametrize(
