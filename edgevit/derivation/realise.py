@@ -88,7 +88,7 @@ def _decoders(plan: Plan, blocks: Sequence[Block]) -> tuple[Decoder, ...] | None
         for part, site in ((block.attention, of_block.attention), (block.ffn, of_block.ffn)):
             if part is not None and (decode := next(decoders)) and site is not None:
                 chosen.append(decode)
-    return (*chosen, next(decoders))
+    return (*chosen, *decoders)
 
 
 def narrow_embedding(network: Network, plan: EmbedPlan) -> Network:

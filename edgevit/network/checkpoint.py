@@ -597,7 +597,7 @@ def describe(
     state, family = tensors_sha256(network.state_dict()), network.family
     builder = None
     if isinstance(family, DenseFamily) and family.builder is not None:
-        builder = BuilderFacts(family.builder.function, family.path, family.builder.sha256)
+        builder = BuilderFacts(family.builder.function, family.path, family.builder.sha256, family.read)
     base = BaseFacts(state, blocks, geometry.macs(blocks), params, outputs, geometry.embed)
     spec = ModelSpec(
         timm_name=timm_name,
@@ -644,7 +644,10 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
             network = _made_again(files, spec.builder, run_code, boxes=spec.output == "boxes")
         else:
             with without_values():
-                network = Network(_create(spec.timm_name, spec.timm_args, prefix="timm_args."))
+                arguments = dict(spec.timm_args)
+                if spec.depths and spec.narrowed:
+                    arguments["embed_dim"] = spec.base.embed
+                network = Network(_create(spec.timm_name, arguments, prefix="timm_args."))
             if spec.depths:
                 network = with_features(network, spec.tokens, spec.depths)
             elif spec.tokens is not None:
@@ -661,6 +664,9 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
             f"{files.spec_file} describes {len(spec.blocks)} blocks of family {spec.family}, and {spec.timm_name} has "
             f"{depth} of {network.family_name}; copy the folder again, or derive it again"
         )
+    if isinstance(network.family, DenseFamily) and spec.narrowed:
+        device = next(network.parameters()).device
+        network = network.with_embedding(torch.zeros(spec.narrowed, dtype=torch.float64, device=device))
     network.resize(spec.blocks, state)
     fill_network(network, state, files.weights_file, str(folder))
     _check_described(network, spec, files.spec_file)
@@ -686,9 +692,9 @@ def _made_again(files: ModelFolder, facts: BuilderFacts, run_code: bool, *, boxe
     builder = Builder.at(file, facts.function)
     module = built(f"{file}:{facts.function}", None).eval()
     if not boxes:
-        return Network(module, within(module, facts.network, builder))
+        return Network(module, within(module, facts.network, builder, read=facts.read))
     pyramid = Pyramid(module).eval()
-    network = Network(pyramid, within(pyramid, facts.network, builder))
+    network = Network(pyramid, within(pyramid, facts.network, builder, read=facts.read))
     if takes_several_sizes(module):
         letterbox(module, network.input_size)
     return network

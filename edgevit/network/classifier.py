@@ -66,7 +66,9 @@ def with_features(network: Network, tokens: TokenOutput | None = None, depths: S
                 f"{architecture(network.module)} has no tokens after all blocks alike; {_POOLED}"
             )
         module = tokens_after(network.module, depths, tokens)
-        return Network(module, DenseFamily(PLACE, network.family_name, 0, None), Features())
+        return Network(
+            module, DenseFamily(PLACE, network.family_name, 0, None, tuple(depth - 1 for depth in depths)), Features()
+        )
     if tokens is not None:
         read_tokens(network, tokens)
     width = network.geometry.embed

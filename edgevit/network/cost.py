@@ -137,9 +137,12 @@ class Geometry:
     patch_values: int  # input values per patch: channels * height * width
     outputs: int  # rows of the classifier, over all heads of a distilled model
     classifier_heads: int  # 2 for a model with a distillation token
-    other_params: int  # outside blocks and classifier
+    other_params: int  # outside blocks and classifier, in proportion to the embedding's width
     sites: tuple[Site, ...] = ()  # of the model; empty: nothing is frozen
     head_macs: int = 0  # of a head that is no classifier
+    head_params: int = 0  # of such a head
+    restores: int = 0  # linear layers, for each token, between the embedding and a wider one that such a head reads
+    whole: int = 0  # the width of that one
     classified: int = 1  # tokens that the classifier reads one by one; of pooled ones 1
     joined: int = 1  # vectors of the embedding's width that it reads side by side
 
@@ -166,9 +169,10 @@ class Geometry:
         if embed == self.embed:
             return self
         (stage,) = self.stages
-        # All parameters outside blocks and classifier, of patches and positions, have the width of the embedding.
+        # All other parameters outside blocks and classifier, of patches and positions, have the width of the embedding.
         other_params = self.other_params // stage.embed * embed
-        return replace(self, stages=(replace(stage, embed=embed),), other_params=other_params)
+        restores = 0 if embed == self.whole else self.restores
+        return replace(self, stages=(replace(stage, embed=embed),), other_params=other_params, restores=restores)
 
     @property
     def fixed_embed(self) -> str | None:
@@ -197,11 +201,13 @@ class Geometry:
 
     def outside(self, quantity: Quantity) -> int:
         """Cost of everything outside the blocks."""
+        restores = self.restores * self.embed * self.whole
         if quantity == "params":
-            return self.other_params + self.outputs * (self.joined * self.embed + 1)
+            of_classifier = self.outputs * (self.joined * self.embed + 1)
+            return self.other_params + self.head_params + restores + of_classifier
         first, merging = self.stages[0].embed, sum(stage.merging for stage in self.stages)
         of_head = self.head_macs + (self.outputs * self.classified * self.joined + 1) * self.embed
-        return self.patches * self.patch_values * first + merging + of_head
+        return self.patches * self.patch_values * first + merging + self.tokens * restores + of_head
 
     def fixed(self, blocks: Sequence[BlockDims], quantity: Quantity) -> int:
         """Cost that does not depend on the sizes of the sites of these blocks."""

@@ -1,7 +1,8 @@
 """Networks with any head behind a known network: a module, mostly of the user's, that has it as an attribute.
 
-The network inside is cut, and the head stays as it is. So the width of the embedding, the tokens and the number of
-blocks stay, too: a head may read all tokens after any block.
+The network inside is cut, and the head stays as it is. So the tokens and the number of blocks stay, too: a head may
+read all tokens after any block. Where the embedding is narrowed, the blocks that the head reads put out tokens of the
+whole width, by a linear layer.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from edgevit.network.families import Family, Interchange, family_like, load_fami
 from edgevit.network.layers import BlockLayers, Ends, SiteLayer
 
 _FROZEN: Mapping[Axis, str] = {
-    "embed": "the head reads tokens of this width",
     "tokens": "the head reads all patches",
     "block": "the head may read the tokens after any block",
 }
+
+
+_READS_MORE = "that the head reads nothing but tokens after some blocks is not known"
 
 
 class _EndOfPass(Exception):
@@ -43,6 +46,7 @@ class DenseFamily:
     family_name: str  # of that network
     head_macs: int  # of everything but that network
     builder: Builder | None  # that makes the module; None: edgevit does
+    read: tuple[int, ...] = ()  # the blocks, from 0, whose tokens the head reads; none: this is not known
 
     @cached_property
     def family(self) -> Family:
@@ -69,23 +73,26 @@ class DenseFamily:
 
     def blocks(self, module: nn.Module, /) -> list[BlockLayers]:
         blocks = self.family.blocks(self.inside(module))
-        return [replace(b, attention=_frozen(b.attention), ffn=_frozen(b.ffn)) for b in blocks]
+        frozen = _FROZEN if self.read else {**_FROZEN, "embed": _READS_MORE}
+        return [replace(b, attention=_frozen(b.attention, frozen), ffn=_frozen(b.ffn, frozen)) for b in blocks]
 
     def ends(self, module: nn.Module, /) -> Ends:
         inside = self.inside(module)
-        last = self.family.blocks(inside)[-1].module
-        return Ends(self.family.ends(inside).input_size, final=last, norm=None, reads_mean=False, classifiers=())
+        blocks = [block.module for block in self.family.blocks(inside)]
+        size, read = self.family.ends(inside).input_size, tuple(blocks[i] for i in self.read)
+        return Ends(size, final=blocks[-1], norm=None, reads_mean=False, classifiers=(), read=read)
 
     def geometry(self, module: nn.Module, /) -> Geometry:
         inside = self.inside(module)
         inner = self.family.geometry(inside)
-        in_blocks = sum(p.numel() for b in self.family.blocks(inside) for p in b.module.parameters())
+        counted = [p for classifier in self.family.ends(inside).classifiers for p in classifier.parameters()]
+        outside = sum(p.numel() for p in module.parameters()) - sum(p.numel() for p in inside.parameters())
         return replace(
             inner,
             outputs=0,
             classifier_heads=1,
-            other_params=sum(p.numel() for p in module.parameters()) - in_blocks,
             head_macs=self.head_macs,
+            head_params=inner.head_params + outside + sum(p.numel() for p in counted),
             sites=tuple(layer.site for b in self.blocks(module) for layer in (b.attention, b.ffn) if layer is not None),
         )
 
@@ -101,9 +108,14 @@ class DenseFamily:
         return copied
 
     def with_embedding(
-        self, module: nn.Module, encode: Tensor, decoders: Sequence[Decoder] | None = None, /
+        self,
+        module: nn.Module,
+        encode: Tensor,
+        decoders: Sequence[Decoder] | None = None,
+        read: Sequence[int] = (),
+        /,
     ) -> nn.Module:
-        self._refuse("narrow its embedding")
+        return self._around(module, self.family.with_embedding(self.inside(module), encode, decoders, self.read))
 
     # -- changes in place
 
@@ -147,7 +159,7 @@ class DenseFamily:
         """As `Network.outputs_after`."""
         with ExitStack() as stack:
             for block, tokens in zip(self.blocks(module), after, strict=True):
-                stack.enter_context(_returning(block.module, tokens))
+                stack.enter_context(returning(block.module, block.put_out(tokens)))
             outputs: Tensor = module(images)
         return outputs
 
@@ -168,15 +180,15 @@ class _Within:
         return f"{self.prefix}{name}" in self.names
 
 
-def _frozen(layer: Any) -> Any:
+def _frozen(layer: Any, frozen: Mapping[Axis, str]) -> Any:
     """A site with the axes that the head freezes."""
     if not isinstance(layer, SiteLayer):
         return None
-    return replace(layer, site=replace(layer.site, frozen={**layer.site.frozen, **_FROZEN}))
+    return replace(layer, site=replace(layer.site, frozen={**frozen, **layer.site.frozen}))
 
 
 @contextmanager
-def _returning(module: nn.Module, output: Tensor) -> Iterator[None]:
+def returning(module: nn.Module, output: Tensor) -> Iterator[None]:
     """Have a module return this output within the context, without computing anything."""
     own = vars(module).get("forward")
     module.forward = lambda *_, **__: output
@@ -188,11 +200,14 @@ def _returning(module: nn.Module, output: Tensor) -> Iterator[None]:
             module.forward = own
 
 
-def within(module: nn.Module, path: str, builder: Builder, images: Tensor | None = None) -> DenseFamily:
+def within(
+    module: nn.Module, path: str, builder: Builder, images: Tensor | None = None, read: Sequence[int] = ()
+) -> DenseFamily:
     """Find the family of the network in a module, which is replaced by one that edgevit supports.
 
     Args:
         images: on which the module is checked; None: it was checked before, with other weights.
+        read: what was found then.
 
     Raises:
         UnsupportedModelError: there is no network of that name, or it cannot be cut.
@@ -205,10 +220,10 @@ def within(module: nn.Module, path: str, builder: Builder, images: Tensor | None
         ) from None
     family = family_like(inside)
     module.set_submodule(path, family.interchange.adopted(inside))
-    dense = DenseFamily(path, name_of(family), 0, builder)
+    dense = DenseFamily(path, name_of(family), 0, builder, tuple(read))
     dense.check(module)
     if images is not None:
-        _check_dense(dense, module, images)
+        dense = replace(dense, read=_checked(dense, module, images))
     return replace(dense, head_macs=_head_macs(dense, module))
 
 
@@ -226,8 +241,11 @@ def _head_macs(family: DenseFamily, module: nn.Module) -> int:
 
 
 @torch.inference_mode()
-def _check_dense(family: DenseFamily, module: nn.Module, images: Tensor) -> None:
+def _checked(family: DenseFamily, module: nn.Module, images: Tensor) -> tuple[int, ...]:
     """Check by what a module makes of some images that it is a head behind one pass through the network in it.
+
+    Returns:
+        the blocks whose tokens the head reads.
 
     Raises:
         UnsupportedModelError: it is not.
@@ -249,20 +267,40 @@ def _check_dense(family: DenseFamily, module: nn.Module, images: Tensor) -> None
     first = family.first_tokens(module, images)
     tokens = [first]
     for block in blocks:
-        tokens.append(block.module(block.enter(tokens[-1])))
+        tokens.append(block.run(block.enter(tokens[-1])))
     if first.shape[1] != (planned := family.geometry(module).tokens):
         raise UnsupportedModelError(
             f"{what} gives its {path} {first.shape[1]} tokens, and by its img_size it has {planned}; make {path} with "
             "the img_size that it gets"
         )
-    if torch.equal(family.outputs_after(module, [0 * t for t in tokens[1:]], images), expected):
+    same = family.outputs_after(module, tokens[1:], images)
+
+    def is_read(index: int) -> bool:
+        without = [0 * t if i == index else t for i, t in enumerate(tokens[1:])]
+        return not torch.equal(family.outputs_after(module, without, images), same)
+
+    family = replace(family, read=tuple(filter(is_read, range(len(blocks)))))
+    if not family.read:
         raise UnsupportedModelError(
             f"the output of {what} does not depend on what the blocks of its {path} return; nothing of it can be cut"
         )
     copied = family.build(module, [block.read() for block in blocks])
-    for outputs in (family.outputs_after(module, tokens[1:], images), copied(images)):
+    for outputs in (same, copied(images)):
         if not torch.allclose(outputs, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
             raise UnsupportedModelError(
                 f"a copy of {what} has another output; its head is to read what {path} returns, as of forward_features "
                 "or forward_intermediates, not what hooks or second names of its layers see"
             )
+    return family.read if _runs_narrowed(family, module, images) else ()
+
+
+def _runs_narrowed(family: DenseFamily, module: nn.Module, images: Tensor) -> bool:
+    """Whether the head runs with a narrower embedding, which it does not where it reads the first tokens, too."""
+    if (geometry := family.geometry(module)).fixed_embed is not None:
+        return True
+    encode = torch.eye(2, geometry.embed, dtype=torch.float64, device=images.device)
+    try:
+        family.with_embedding(module, encode)(images)
+    except RuntimeError:  # of torch, for other shapes
+        return False
+    return True

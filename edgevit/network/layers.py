@@ -79,12 +79,24 @@ class BlockLayers:
     shifted: bool = False
     # What the tokens of the block before pass first: where a stage begins, the layers that merge them.
     entry: tuple[nn.Module, ...] = ()
+    # In a narrower embedding: from its tokens to those of the whole width, which the module puts out for a head.
+    restore: nn.Linear | None = None
+    sites: Callable[[Tensor], Tensor] | None = None  # the module without layers between the two; None: it has none
 
     def enter(self, tokens: Tensor) -> Tensor:
         """The tokens that it gets, of those that the block before passes on."""
         for module in self.entry:
             tokens = module(tokens)
         return tokens
+
+    def run(self, tokens: Tensor) -> Tensor:
+        """The tokens after it, of those that `enter` gives."""
+        after: Tensor = self.module(tokens) if self.sites is None else self.sites(tokens)
+        return after
+
+    def put_out(self, tokens: Tensor) -> Tensor:
+        """The tokens that its module puts out, of those that `run` gives."""
+        return tokens if self.restore is None else self.restore(tokens)
 
     def read(self) -> Block:
         """Its weights, as views of the live parameters."""
@@ -101,4 +113,6 @@ class Ends:
     norm: nn.Module | None  # the last norm: of tokens [B, N, d], or of pooled ones [B, d]; None: there is none
     reads_mean: bool  # whether the head reads at most the mean of the patches
     classifiers: tuple[nn.Linear, ...]  # one row per class; empty: the outputs are pooled features [B, d]
+    # Modules whose tokens [B, N, d], in the basis of the base, a head of the user's reads: blocks.
+    read: tuple[nn.Module, ...] = ()
     pads: bool = False  # whether tokens may be padding, which is zeros, and of which all modules compute zeros

@@ -14,7 +14,7 @@ from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import Block, BlockDims, Decoder
 from edgevit.network.copies import shape_copy
 from edgevit.network.cost import Geometry
-from edgevit.network.dense import DenseFamily
+from edgevit.network.dense import DenseFamily, returning
 from edgevit.network.detector import Pyramid
 from edgevit.network.families import Family, architecture, family_like, load_family, name_of
 from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer, SoftGates
@@ -203,11 +203,12 @@ class Network(nn.Module):
     def token_norms(self) -> list[nn.Module]:
         """The LayerNorms that read the tokens, in order; the last may read pooled ones [B, d].
 
-        Only if `embed` of no site is frozen.
+        Only if `embed` of no site is frozen. Where a head of the user's reads tokens, they are those of the sites, and
+        `ends.read` gives the tokens that it reads.
         """
         last = self.ends.norm
-        assert last is not None, "else the embedding is frozen"
-        return [*(layer.before for pair in self.layers for layer in pair if layer is not None), last]
+        of_sites = [layer.before for pair in self.layers for layer in pair if layer is not None]
+        return of_sites if last is None else [*of_sites, last]
 
     # -- copies with other sizes
 
@@ -250,10 +251,22 @@ class Network(nn.Module):
         return self.family.answers(self.module, tokens)
 
     def outputs_after(self, after: Sequence[Tensor], images: Tensor) -> Tensor:
-        """The outputs [B, ...] for the tokens after each block, and the images: a dense head may read all of them."""
+        """The outputs [B, ...] for the tokens after each block (`BlockLayers.run`), and the images.
+
+        A head of the user's may read all of them.
+        """
         if isinstance(self.family, DenseFamily):
             return self.family.outputs_after(self.module, after, images)
         return self.answers(after[-1])
+
+    def show_last(self, block: int, tokens: Tensor) -> None:
+        """Show the tokens after a block to observers of what reads them outside the blocks, if anything does."""
+        module = self.block_modules[block]
+        if any(module is read for read in self.ends.read):
+            with returning(module, tokens):
+                module(tokens)
+        elif not self.ends.read and block == len(self.block_modules) - 1 and self.geometry.fixed_embed is None:
+            self.answers(tokens)
 
     def of_one_size(self) -> AbstractContextManager[None]:
         """Fix the input size of the network within this context, as in an exported file."""
@@ -294,7 +307,8 @@ class Network(nn.Module):
             embed: width of the embedding of the base.
         """
         if isinstance(self.family, DenseFamily):
-            return {}
+            own = self.geometry.embed
+            return {} if own == embed else {"embed_dim": own}
         return self.family.interchange.timm_arguments(self.module, depth, embed)
 
     def plain_loader(self) -> str | None:

@@ -165,6 +165,8 @@ class BuilderFacts:
     function: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
     network: str  # the name of the network within the module
     sha256: Sha256  # of the file
+    # The blocks, from 0, whose tokens alone of the network the head reads; none: not known.
+    read: tuple[Index, ...] = ()
 
 
 @dataclass(frozen=True)

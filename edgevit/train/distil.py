@@ -151,7 +151,8 @@ def make_distillation(
         decode: the map back from the output of the last norm before its head; None: that of `encode`.
     """
     teacher = bare_copy(base).eval().requires_grad_(False)
-    back = None if encode is None else way_back(teacher, encode, decode)
+    restored = any(teacher.ends.final is module for module in teacher.ends.read)  # by the student itself
+    back = None if encode is None or restored else way_back(teacher, encode, decode)
     weight = TEACHER_WEIGHT if training.teacher_weight is None else training.teacher_weight
     temperature = training.teacher_temperature
     return Distillation(teacher, weight, temperature, training.token_weight or 0.0, back)

@@ -12,7 +12,7 @@ from edgevit.derivation.realise import leave_tokens, realise
 from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import PlanError
 from edgevit.network.anatomy import BlockDims, Decoder
-from edgevit.network.families.vit.slim import SingleSiteBlock, SlimAttention
+from edgevit.network.families.vit.slim import SlimAttention, SlimBlock
 from edgevit.network.network import Network
 
 KINDS = {
@@ -129,7 +129,7 @@ def test_an_attention_or_an_ffn_that_goes_adds_nothing_any_more(kind):
     whole = Plan.narrowed([b.dims for b in blocks], [torch.arange(128)] * 3)
     plan = Plan((replace(whole.blocks[0], attention=None), whole.blocks[1], replace(whole.blocks[2], ffn=None)))
     slim = realise(model, plan)
-    assert isinstance(slim.module.blocks[0], SingleSiteBlock) and isinstance(slim.module.blocks[2], SingleSiteBlock)
+    assert isinstance(slim.module.blocks[0], SlimBlock) and isinstance(slim.module.blocks[2], SlimBlock)
     assert sum(p.numel() for p in slim.parameters()) == slim.geometry.params(plan.dims)
     assert slim.geometry.macs(plan.dims) < model.geometry.macs([b.dims for b in blocks])
     with torch.no_grad():

@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 import edgevit
 from edgevit.cli.app import app
+from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import CheckpointError, EdgeVitError
-from edgevit.network.checkpoint import Model, open_network, save
+from edgevit.network.checkpoint import Model, derived_spec, open_network, save
 from edgevit.network.copies import bare_copy
 from edgevit.network.from_module import path_of
+from edgevit.network.network import Network
 from edgevit.records.model_folder import ModelFolder
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -85,6 +87,37 @@ def test_a_cut_network_is_written_and_read_again(network: Model, tmp_path: Path)
     assert loaded.output.kind == "foreground" and loaded.dims == slim.dims
     with torch.inference_mode():
         torch.testing.assert_close(loaded(IMAGES), slim(IMAGES))
+
+
+def test_a_narrower_embedding_is_given_back_where_the_head_reads_it(network: Model, tmp_path: Path) -> None:
+    assert network.family.read == (0, 2)  # type: ignore[union-attr]
+    flat = bare_copy(network)
+    with torch.no_grad():  # tokens without a mean, which a rotation would lose
+        inside: Any = flat.module.backbone
+        writers = [layer.output for pair in flat.layers for layer in pair if layer is not None]
+        for weights in (inside.patch_embed.proj.weight, *(w for layer in writers for w in (layer.weight, layer.bias))):
+            weights -= weights.mean(0)
+        for vectors in (inside.patch_embed.proj.bias, inside.cls_token, inside.pos_embed):
+            vectors -= vectors.mean(-1, keepdim=True)
+        rotated = Network(flat).with_embedding(encoder(flat_basis(64), 64))
+        torch.testing.assert_close(rotated(IMAGES), flat(IMAGES), rtol=1e-4, atol=1e-4)
+    slim = network.with_embedding(encoder(flat_basis(64), 16)).eval()
+    geometry = slim.geometry
+    assert geometry == network.geometry_at(16) and geometry.fixed_embed is not None
+    assert geometry.params(slim.dims) == sum(p.numel() for p in slim.parameters())
+    assert geometry.restores == 3 and geometry.whole == 64
+    assert geometry.with_embed(64).macs(slim.dims) == network.spec.macs
+    spec = replace(derived_spec(network.spec, slim, "full", ()), output="values")
+    save(Model(slim, spec), tmp_path / "slim")
+    loaded = edgevit.load(tmp_path / "slim")
+    assert loaded.spec.narrowed == (16, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(IMAGES), slim(IMAGES))
+
+
+def test_the_embedding_stays_where_the_head_reads_more_than_blocks_put_out(tmp_path: Path) -> None:
+    opened = open_network(f"{write_depth(tmp_path, wrong=True)}:First")
+    assert "is not known" in str(opened.geometry.fixed_embed)  # type: ignore[union-attr]
 
 
 def test_a_folder_from_elsewhere_runs_no_code_unasked(

@@ -404,6 +404,15 @@ def test_tokens_are_read_through_the_token_norms_alone(network: Network) -> None
         one, other = network(images()), network(images().flip(0))
     hook.remove()
     assert torch.equal(one, other), "the head reads something else"
+    shown: list[torch.Tensor] = []
+    hook = last.register_forward_hook(lambda _, __, output: shown.append(output))
+    with torch.no_grad():
+        blocks, tokens = network.blocks, network.first_tokens(images())
+        for i, block in enumerate(blocks):
+            tokens = block.put_out(block.run(block.enter(tokens)))
+            network.show_last(i, tokens)
+    hook.remove()
+    assert len(shown) == 1 and torch.allclose(shown[0], normalised, atol=1e-5)
 
 
 @sweep_forms

@@ -51,8 +51,10 @@ def build(model: Any, weights: Sequence[Block]) -> nn.Module:
     return model.around(vit.build(model.inner, weights))
 
 
-def with_embedding(model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None) -> nn.Module:
-    return model.around(vit.with_embedding(model.inner, encode, decoders))
+def with_embedding(
+    model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None, read: Sequence[int] = ()
+) -> nn.Module:
+    return model.around(vit.with_embedding(model.inner, encode, decoders, read))
 
 
 # Changes in place are made in the inner network.

@@ -196,7 +196,8 @@ class Slices:
         return divergence(p.network.output, self.outputs, outputs)
 
     def _planned(self, encode: Tensor) -> EmbedPlan:
-        return EmbedPlan(len(encode), encode, self.tokens.decoders(encode) if self.fitted else None)
+        read = len(self.problem.network.ends.read)
+        return EmbedPlan(len(encode), encode, self.tokens.decoders(encode, read) if self.fitted else None)
 
     def _slice(self, width: int) -> tuple[Tensor, float]:
         """The encoder [d', d] of a width, and its loss."""

@@ -46,16 +46,18 @@ def _normalised(norm: Any, tokens: Tensor) -> Tensor:
 
 
 def norm_gradients(network: Network) -> TokenGradients:
-    """Observe the gradients of each norm's output, before its weight and bias."""
+    """Observe the gradients of each norm's output, before its weight and bias, and of the tokens that a head reads."""
     norms: list[Any] = list(network.token_norms)
-    return TokenGradients(norms, [None if norm.weight is None else norm.weight.detach() for norm in norms])
+    gains = [None if norm.weight is None else norm.weight.detach() for norm in norms]
+    read = network.ends.read
+    return TokenGradients([*norms, *read], gains + [None] * len(read))
 
 
 def token_weights(network: Network, images: Split, passes: Passes, *, seed: int = 0) -> list[Tensor]:
     """The sensitivity of each norm's output at each token: [N] per norm, fp64, on the CPU.
 
-    It is the mean square of the gradient in the normalised token, of zeta . logits as in `sensitivity`.
-
+    It is the mean square of the gradient in the normalised token, of zeta . logits as in `sensitivity`. Those of the
+    tokens that a head reads follow.
     """
     gradients = norm_gradients(network)
     observe_gradients(network, images, passes, [gradients], seed=seed, stage="worth of tokens to norms")
@@ -68,9 +70,9 @@ class TokenStatistics:
 
     directions: Tensor  # [d, d - 1] fp64, the most important first: `encoder` takes as many as it needs
     # [norms, groups, (d + 1) (d + 2) / 2] fp32: the triangle of E [n 1]^T [n 1] of each norm, in parts by groups of
-    # images whose mean it is.
+    # images whose mean it is; then those of tokens x that a head reads, with x in place of n.
     moments: Tensor
-    worth: Tensor  # [norms] fp64: the sensitivity of each norm's output, over all tokens
+    worth: Tensor  # the same number, fp64: the sensitivity of each norm's output, over all tokens
 
     def tensors(self) -> dict[str, Tensor]:
         return {"directions": self.directions, "token_moments": self.moments, "token_worth": self.worth}
@@ -90,13 +92,20 @@ class TokenStatistics:
             directions = refined(directions, width, whole, self.worth.tolist())
         return encoder(directions, width)
 
-    def decoders(self, encode: Tensor) -> tuple[Decoder, ...]:
-        """The decoder of every norm, for tokens that become `encode` [d', d] times what they were."""
-        return tuple(judged_decoder(encode, [from_triangle(m).float() for m in groups]) for groups in self.moments)
+    def decoders(self, encode: Tensor, read: int = 0) -> tuple[Decoder, ...]:
+        """The decoder of every norm, for tokens that become `encode` [d', d] times what they were.
+
+        Those of the last `read` moments are for tokens that no norm of d' channels rescales.
+        """
+        norms = len(self.moments) - read
+        return tuple(
+            judged_decoder(encode, [from_triangle(m).float() for m in groups], rescaled=i < norms)
+            for i, groups in enumerate(self.moments)
+        )
 
 
 class TokenMoments:
-    """Second moments of the normalised tokens, summed over a pass that they observe.
+    """Second moments of the normalised tokens, and of tokens that a head reads, summed over a pass that they observe.
 
     Args:
         weights: from `token_weights`; every token keeps a tenth of its norm's mean.
@@ -106,18 +115,20 @@ class TokenMoments:
     def __init__(self, network: Network, weights: Sequence[Tensor], passes: Passes, thinning: Thinning = ALL) -> None:
         device = passes.compute.device
         side = network.geometry.embed + 1
-        self.norms, self.passes, self.thinning = network.token_norms, passes, thinning
+        self.norms, self.read, self.passes, self.thinning = network.token_norms, network.ends.read, passes, thinning
         self.floored = [((1 - FLOOR) * w + FLOOR * w.mean()).float().to(device) for w in weights]
-        self.sums = [torch.zeros(GROUPS, side, side, dtype=torch.float64, device=device) for _ in self.norms]
-        self.observer: Observer = (self.norms, self._observe)
+        self.sums = [torch.zeros(GROUPS, side, side, dtype=torch.float64, device=device) for _ in self.floored]
+        self.observer: Observer = ([*self.norms, *self.read], self._observe)
 
-    def _observe(self, i: int, inputs: Any, _: Tensor) -> None:
-        pooled = inputs[0].ndim == 2  # one token of each image
+    def _observe(self, i: int, inputs: Any, output: Tensor) -> None:
+        seen = inputs[0] if i < len(self.norms) else output
+        pooled = seen.ndim == 2  # one token of each image
         thinning = ALL if pooled else self.thinning
-        normalised = _normalised(self.norms[i], inputs[0] if pooled else thinning.of(inputs[0]))
-        tokens = torch.cat([normalised, torch.ones_like(normalised[:, :1])], dim=1)
-        groups = ALL.groups(inputs[0].unsqueeze(1)) if pooled else thinning.groups(inputs[0])
-        weights = thinning.weights(inputs[0].unsqueeze(1) if pooled else inputs[0], self.floored[i])
+        values = seen if pooled else thinning.of(seen)
+        values = _normalised(self.norms[i], values) if i < len(self.norms) else values.detach().float()
+        tokens = torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
+        groups = ALL.groups(seen.unsqueeze(1)) if pooled else thinning.groups(seen)
+        weights = thinning.weights(seen.unsqueeze(1) if pooled else seen, self.floored[i])
         for group, sums in enumerate(self.sums[i]):
             rows = groups == group
             add_outer(sums, tokens[rows], None if weights is None else weights[rows])

@@ -188,8 +188,12 @@ class _Moments:
         return float((explained * scaled).sum(dtype=torch.float64) + (shifted * bias).sum(dtype=torch.float64))
 
 
-def judged_decoder(encode: Tensor, moments: Sequence[Tensor]) -> Decoder:
+def judged_decoder(encode: Tensor, moments: Sequence[Tensor], *, rescaled: bool = True) -> Decoder:
     """The fitted decoder whose ridge has the least error on groups of images that it is not fitted to.
+
+    Args:
+        rescaled: whether a LayerNorm of d' channels rescales the tokens x' = E x first. If not, x' itself is decoded,
+            and E (D x' + t) = x': what is read again is not changed.
 
     Shapes: encode [d', d]; moments [d + 1, d + 1] of each group, weighted by its images, as for `fitted_decoder`.
     """
@@ -200,19 +204,23 @@ def judged_decoder(encode: Tensor, moments: Sequence[Tensor]) -> Decoder:
         plain = decoder(encode).weight.to(whole.gram)
         parts = [group for group in groups if group.weight > 0]
 
+        def fitted_to(means: _Moments, ridge: float) -> tuple[Tensor, Tensor]:
+            return means.decoder(plain if rescaled else plain / means.rescaling, ridge)
+
         def error(ridge: float) -> float:
             total = 0.0
             for held_out in parts:
                 others = whole.map(torch.sub, held_out)
                 means = others.means()
                 # The lift of the sum stays the same with fewer images.
-                fitted = means.decoder(plain, ridge * float(whole.weight / others.weight))
+                fitted = fitted_to(means, ridge * float(whole.weight / others.weight))
                 total += held_out.error(*fitted, means.rescaling)
             return total
 
         ridge = _DECODER_RIDGE if len(parts) < 2 else least_of(_DECODER_RIDGES, error)
-        weight, bias = whole.means().decoder(plain, ridge)
-        return Decoder(weight.double(), bias.double())
+        means = whole.means()
+        weight, bias = fitted_to(means, ridge)
+        return Decoder((weight if rescaled else means.rescaling * weight).double(), bias.double())
 
 
 def fitted_decoder(encode: Tensor, moment: Tensor, ridge: float = _DECODER_RIDGE) -> Decoder:

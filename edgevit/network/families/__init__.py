@@ -101,12 +101,18 @@ class Family(Protocol):
         """A copy whose blocks have these weights, of any sizes; `tokens` 0: as many as the block of the module."""
 
     def with_embedding(
-        self, module: nn.Module, encode: Tensor, decoders: Sequence[Decoder] | None = None, /
+        self,
+        module: nn.Module,
+        encode: Tensor,
+        decoders: Sequence[Decoder] | None = None,
+        read: Sequence[int] = (),
+        /,
     ) -> nn.Module:
         """A copy whose tokens are `encode` [d', d], in fp64 on its device, times those of the module.
 
         Layers that read tokens use a decoder: one for each of `Network.token_norms`, or by default the one that is
-        exact for the directions that `encode` keeps.
+        exact for the directions that `encode` keeps. Blocks whose tokens a head of the user's `read` put out those of
+        the whole width, by one decoder each after those of the norms.
 
         `solve.embedding` computes such matrices. Only if `embed` of no site is frozen. Norms and LayerScale are folded
         into the weights, and are ones in the copy, which may have additional biases.

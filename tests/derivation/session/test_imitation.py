@@ -153,6 +153,11 @@ def test_features_after_several_blocks_are_like_the_bases(
     assert record.similarity.cosine > 0.8
     exported = edgevit.export(at_depths.folder, data=photos)
     assert exported.parity["fp32"].error < 1e-4
+    options = {"calibration_images": 64, "sensitivity_images": 32, "measured_images": 20, "embed_width": 32}
+    kind = "features:class,patches@1,2"
+    narrow = derive(digits_checkpoint, photos, tmp_path / "narrow", output=kind, options=options)
+    assert narrow.model.spec.narrowed == (32, 64) and narrow.record.similarity.cosine > 0.7
+    assert edgevit.load(narrow.folder)(batch).shape == (40, 2, 1 + 16, 64)
     again: dict[str, Any] = {"data": photos, "training": Training(device="cpu", steps=0), "rate": 0.3}
     smaller = edgevit.derive(at_depths.folder, out=tmp_path / "smaller", output="features:class,patches@1,2", **again)
     assert smaller.model.spec.depths == (1, 2) and smaller.record.similarity.cosine > 0.8

@@ -13,7 +13,7 @@ from dense_networks import write_depth, write_frames
 from PIL import Image
 
 import edgevit
-from edgevit.errors import EdgeVitError, OptionError
+from edgevit.errors import BudgetError, EdgeVitError, OptionError
 from edgevit.network.checkpoint import open_network
 from edgevit.network.output import Map
 from edgevit.train.settings import Training
@@ -59,6 +59,19 @@ def test_the_map_is_like_the_bases(derived: Any, file: Path, frames: Path) -> No
     assert record is not None and record.images == derived.record.data.images.test
     assert record.agreement > 0.9 and record.error == pytest.approx(float(error), rel=0.5)
     assert derived.record.similarity is None and "a map of foreground" in (derived.folder / "README.md").read_text()
+
+
+def test_a_narrower_embedding_reaches_a_rate_that_the_whole_one_does_not(
+    file: Path, frames: Path, tmp_path: Path
+) -> None:
+    whole = {**OPTIONS, "cut_embedding": False}
+    with pytest.raises(BudgetError, match="the embedding ends at 64 channels"):
+        derive(f"{file}:build", frames, tmp_path / "whole", rate=0.9, options=whole)
+    training = Training(device="cpu", steps=2, batch_size=8, evaluations=1, token_weight=1.0)
+    made = derive(f"{file}:build", frames, tmp_path / "model", rate=0.9, training=training)
+    assert made.model.spec.narrowed[0] < 64 and made.record.map.agreement > 0.85
+    exported = edgevit.export(made.folder)
+    assert exported.parity["fp32"].error < 1e-4
 
 
 def test_a_report_has_no_accuracy_of_maps(derived: Any, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from edgevit.derivation.solve.embedding import (
     encoder,
     fitted_decoder,
     flat_basis,
+    judged_decoder,
     nested_basis,
     principal,
     refined,
@@ -185,6 +186,19 @@ def test_a_fitted_decoder_is_the_least_squares_map_back_for_tokens_that_their_no
     torch.testing.assert_close(drawn.weight, decoder(encode).weight, rtol=1e-6, atol=1e-6)
     unfelt = fitted_decoder(encode, torch.zeros(25, 25))
     torch.testing.assert_close(unfelt.weight, decoder(encode).weight, rtol=1e-6, atol=1e-6)
+
+
+def test_a_decoder_of_tokens_that_no_norm_rescales_changes_nothing_that_is_read_again() -> None:
+    raw = 30 * normalised_tokens(0) + 100 * torch.linspace(-1, 3, 24)
+    encode = encoder(principal(moment_of(raw)[:-1, :-1]), 6)
+    decode = judged_decoder(encode, [moment_of(half) for half in raw.chunk(2)], rescaled=False)
+    assert decode.bias is not None
+    kept = raw @ encode.mT
+    restored = kept @ decode.weight.mT + decode.bias
+    torch.testing.assert_close(restored @ encode.mT, kept, rtol=1e-5, atol=1e-3)
+    affine = torch.cat([kept, torch.ones_like(kept[:, :1])], 1)
+    least = raw - affine @ torch.linalg.lstsq(affine, raw, driver="gelsd").solution
+    assert (raw - restored).square().sum() < 1.02 * least.square().sum()
 
 
 def test_refined_directions_tell_more_of_the_tokens_of_all_norms() -> None:

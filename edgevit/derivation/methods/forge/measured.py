@@ -40,14 +40,14 @@ def measure_losses(
         sites: whether to remove each site alone, too, which doubles the time.
         quick: as for `Passes.show`.
     """
-    narrow = [network.to(problem.compute.device).eval().block_modules for network in narrowed]
+    narrow = [network.to(problem.compute.device).eval().blocks for network in narrowed]
     branches = problem.network.layers
 
     def changed(i: int, x: Tensor) -> list[Tensor]:
         attention, ffn = branches[i]
         both = attention is not None and ffn is not None
         of_sites = [_past(ffn, x), _past(attention, x)] if sites and both else []
-        return [*(layers[i](x) for layers in narrow), x, *of_sites]
+        return [*(layers[i].run(x) for layers in narrow), x, *of_sites]
 
     count = len(narrow)
     means = _measured(problem, images, changed, count + (3 if sites else 1), quick)
@@ -92,14 +92,14 @@ def _measured(
 
     def outputs(batch: Tensor, after: list[Tensor]) -> Tensor:
         for layer in layers[len(after) :]:
-            after.append(layer.module(layer.enter(after[-1])))
+            after.append(layer.run(layer.enter(after[-1])))
         return network.outputs_after(after, batch).float()
 
     def add(batch: Tensor, _: Tensor) -> None:
         x, before, after = network.first_tokens(batch), list[Tensor](), list[Tensor]()
         for layer in layers:
             before.append(layer.enter(x))
-            x = layer.module(before[-1])
+            x = layer.run(before[-1])
             after.append(x)
         whole = outputs(batch, after)
         for i, x in enumerate(before):

@@ -17,6 +17,8 @@ allows.
 With `align`, the layers that read a site's normalised tokens n' are aligned first: with n the base's, T and t minimise
 E|n - T n' - t|^2 and are multiplied into them, W <- W T and b <- b + W t, with a ridge towards T = 1.
 
+Where a block puts out tokens of the whole width for a head, the linear layer that restores them is solved likewise.
+
 Several slim networks share the base's pass, and each computes every site once.
 """
 
@@ -170,7 +172,7 @@ class _Solver:
     def settle(self) -> None:
         """Solve the attention, unless its target is that of a removed FFN."""
         if self.attention is not None and (self.ffn is not None or self.layer.scales is None):
-            self._solve(self.attention)
+            self._solve(self.attention.output)
 
     def finish(self) -> None:
         """Solve the remaining site of the block for the present tokens of the base's stream, and move past it."""
@@ -183,13 +185,23 @@ class _Solver:
             for i in batches:
                 target = _before_scale(self._missing(i, of(self.tokens, i)), scales[0])
                 self._add(of(self.heads, i), target, self.weights[1])
-            self._solve(self.attention)
+            self._solve(self.attention.output)
         if self.attention is not None:
             for tokens, heads in zip(self.tokens, self.heads, strict=True):
                 output = self.attention.output(heads.to(self.stream.device))
                 tokens.copy_(self.attention.past(tokens.to(output), output))
-        if self.ffn is None:
-            return
+        if self.ffn is not None:
+            self._finish_ffn(scales)
+        if (restore := self.blocks[self.layer.number].restore) is not None:
+            self.sums = _regression(restore)
+            for i in batches:
+                target = self.stream.blocks[self.layer.number].put_out(of(self.stream.tokens, i))
+                self._add(of(self.tokens, i), self.thinning.of(target), self.weights[1])
+            self._solve(restore)
+
+    def _finish_ffn(self, scales: tuple[_Scale, _Scale] | None) -> None:
+        assert self.ffn is not None
+        of, batches = self.stream.of, range(len(self.tokens))
         if self.align:
             self._align(self.ffn, self.layer.branches[1], zip(self.layer.middles, self.tokens, strict=True), 1)
         self.sums = _regression(self.ffn.output)
@@ -205,7 +217,7 @@ class _Solver:
             else:
                 target = _before_scale(self._missing(i, middle), scales[1])
             self._add(inputs, target, self.weights[1])
-        self._solve(self.ffn)
+        self._solve(self.ffn.output)
         for i in batches:
             self.tokens[i].copy_(self.ffn.past(of(self.tokens, i), self.ffn.output(of(neurons, i))))
 
@@ -223,8 +235,7 @@ class _Solver:
         of_tokens = self.thinning.weights(inputs, weights)
         self.sums.add(self.thinning.of(inputs), target, of_tokens, self.thinning.groups(inputs))
 
-    def _solve(self, branch: SiteLayer[Any]) -> None:
-        layer = branch.output
+    def _solve(self, layer: nn.Linear) -> None:
         weight, bias = self.sums.map(self.stream.compute.sum).solve(prior=layer.weight, bias=layer.bias is not None)
         layer.weight.copy_(weight)
         if bias is not None:

@@ -182,11 +182,9 @@ def show_stream(
             stack.enter_context(observed(modules, observe))
         for layer in range(len(stream.branches)):
             stream.enter(layer)
-            for _ in stream.past(layer, recompute=True):
-                pass
+            for passed in stream.past(layer, recompute=True):
+                base.show_last(layer, passed.after)
             stage.update(layer + 1)
-        for tokens in stream.tokens if base.geometry.fixed_embed is None else ():  # for observers of the last norm
-            base.answers(tokens.to(stream.device))
 
 
 def _rounded(values: Tensor) -> Tensor:

@@ -162,7 +162,9 @@ def _write(layer: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
     layer.bias = parameter(weight.new_zeros(len(weight)) if bias is None else bias)
 
 
-def with_embedding(model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None) -> Any:
+def with_embedding(
+    model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None, read: Sequence[int] = ()
+) -> Any:
     raise UnsupportedModelError(f"cannot narrow the embedding of a BERT: {FROZEN['embed']}")
 
 

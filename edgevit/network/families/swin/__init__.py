@@ -184,7 +184,9 @@ def _write(stage: SwinStage, block: Any, weights: Block) -> None:
         write_ffn(block.mlp, weights.ffn)
 
 
-def with_embedding(model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None) -> Any:
+def with_embedding(
+    model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None, read: Sequence[int] = ()
+) -> Any:
     raise UnsupportedModelError(f"cannot narrow the embedding of a Swin: {FROZEN['embed']}")
 
 

@@ -21,7 +21,7 @@ from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
 from edgevit.errors import UnsupportedModelError
-from edgevit.network.anatomy import Axis, Block, BlockDims, Decoder, Site, decoder
+from edgevit.network.anatomy import Axis, Block, BlockDims, Decoder, Site, SiteKind, decoder
 from edgevit.network.copies import bare_copy, without_values
 from edgevit.network.cost import Geometry, NetworkStage, attention_terms, ffn_terms
 from edgevit.network.families import architecture
@@ -42,13 +42,15 @@ from edgevit.network.families.vit.parts import (
 )
 from edgevit.network.families.vit.rotary import RotaryAttention
 from edgevit.network.families.vit.rotary import reason_against as reason_against_dinov3
-from edgevit.network.families.vit.slim import SingleSiteBlock, SlimAttention
+from edgevit.network.families.vit.slim import SlimAttention, SlimBlock
 from edgevit.network.families.vit.tokens import TokenBlock
 from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer, SoftGates
 
 _ROTARY = "rotary embeddings are between the projections and the dot product, so QK cannot be factorised"
 _PLACED = "rotary embeddings are constants of all tokens in order, so none can be dropped"
 _POST_NORM = "a norm after each site reads the whole embedding width"
+_RESTORED = "it was narrowed before, and linear layers give tokens of the whole width to the head"
+_SITES: tuple[tuple[str, SiteKind], ...] = (("attn", "attention"), ("mlp", "ffn"))
 
 
 def matches(model: Any) -> bool:
@@ -57,7 +59,7 @@ def matches(model: Any) -> bool:
 
 def _reason_against(block: Any) -> str | None:
     """The reason why this block cannot be factorised, or None."""
-    if type(block) not in (TimmBlock, ResPostBlock, SingleSiteBlock, TokenBlock):
+    if type(block) not in (TimmBlock, ResPostBlock, SlimBlock, TokenBlock):
         return f"its blocks are {type(block).__name__}, which edgevit cannot read yet"
     attn, mlp = attn_of(block), mlp_of(block)
     if attn is not None and (reason := _reason_against_attention(attn)):
@@ -133,6 +135,8 @@ def _is_rotary(model: Any) -> bool:
 
 def blocks(model: Any) -> list[BlockLayers]:
     whole = _POST_NORM if any(map(is_post_norm, model.blocks)) else embedding.reason_against(model)
+    if embedding.linear_ends(model):
+        whole = _RESTORED
     rotary: dict[Axis, str] = {"qk": _ROTARY, "tokens": _PLACED} if _is_rotary(model) else {}
     of_all: dict[Axis, str] = {**rotary, **({} if whole is None else {"embed": whole})}
     return [_block_layers(model, i, of_all) for i in range(len(model.blocks))]
@@ -170,7 +174,16 @@ def _block_layers(model: Any, index: int, frozen: Mapping[Axis, str]) -> BlockLa
             **_around(block, 2),
         )
     token_counts = (block.count, block.merge) if isinstance(block, TokenBlock) else (0, False)
-    return BlockLayers(block, attention, ffn, *token_counts)
+    before = getattr(model.blocks[index - 1], "restore", None) if index else None
+    return BlockLayers(
+        block,
+        attention,
+        ffn,
+        *token_counts,
+        entry=() if before is None else (before, block.narrow),
+        restore=getattr(block, "restore", None),
+        sites=block.add_sites if isinstance(block, SlimBlock) else None,
+    )
 
 
 def _around(block: Any, number: int) -> dict[str, Any]:
@@ -212,15 +225,13 @@ def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias
             for name, rows in input_layers(mlp).items():
                 setattr(mlp, name, nn.Linear(dim, rows * dims.ffn, bias=ffn_bias))
             mlp.fc2 = nn.Linear(dims.ffn, dim, bias=mlp.fc2.bias is not None)
-    if not dims.sites:
-        return SingleSiteBlock(block, None)
-    if len(dims.sites) < 2 and not isinstance(block, SingleSiteBlock):
-        if isinstance(block, TokenBlock):
-            assert dims.has("attention"), "it ranks the tokens"
-            block.drop_ffn()
-        else:
-            block = SingleSiteBlock(block, "attn" if dims.has("attention") else "mlp")
-    return block
+    if len(dims.sites) == 2:
+        return block
+    if isinstance(block, TokenBlock) and dims.sites:
+        assert dims.has("attention"), "it ranks the tokens"
+        block.drop_ffn()
+        return block
+    return SlimBlock(block, [name for name, kind in _SITES if dims.has(kind)])
 
 
 def _passing(model: Any, block: Any, dims: BlockDims) -> Any:
@@ -296,7 +307,9 @@ def build(model: Any, weights_of_blocks: Sequence[Block]) -> Any:
 
 
 @torch.no_grad()
-def with_embedding(model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None) -> Any:
+def with_embedding(
+    model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None, read: Sequence[int] = ()
+) -> Any:
     rebased = []
     remaining = repeat(decoder(encode)) if decoders is None else iter(decoders)
     for layers in blocks(model):
@@ -308,7 +321,12 @@ def with_embedding(model: Any, encode: Tensor, decoders: Sequence[Decoder] | Non
     slim = build(model, rebased)
     for block in slim.blocks:
         embedding.reset_norms(block, len(encode))
-    embedding.rebase_ends(slim, encode, next(remaining), ends(slim).classifiers)
+    embedding.rebase_first(slim, encode)
+    if read:
+        restores = {i: next(remaining) for i in read}
+        slim.blocks = nn.Sequential(*embedding.restored(slim.blocks, encode, restores))
+    else:
+        embedding.rebase_head(slim, next(remaining), ends(slim).classifiers)
     return slim
 
 
@@ -340,6 +358,10 @@ def geometry(model: Any) -> Geometry:
         vectors = _vectors(with_mlp, ("norm2", "ls2"), dim) + int(part.b2 is not None)
         ffn = ffn_terms(_ffn_inputs(model), biases=part.b1 is not None, vectors=vectors)
     outside = [p for name, p in model.named_parameters() if not name.startswith("blocks.")]
+    in_classifiers = sum(p.numel() for m in classifiers for p in m.parameters())
+    linear = embedding.linear_ends(model)
+    # Where a head reads tokens of the whole width, that is the width of the last norm.
+    of_norm = sum(p.numel() for p in embedding.final_norm(model).parameters()) if linear else 0
     return Geometry(
         stages=(NetworkStage(dim, model.patch_embed.num_patches + model.num_prefix_tokens, attention, ffn),),
         patches=model.patch_embed.num_patches,
@@ -348,7 +370,10 @@ def geometry(model: Any) -> Geometry:
         classifier_heads=len(classifiers) or 1,
         classified=_tokens_put_out(model),
         joined=model.fc_norm.joined if isinstance(model.fc_norm, tokens.TokenChoice) else 1,
-        other_params=sum(p.numel() for p in outside) - sum(p.numel() for m in classifiers for p in m.parameters()),
+        other_params=sum(p.numel() for p in outside) - in_classifiers - of_norm,
+        head_params=of_norm + sum(layer.bias.numel() for layer in linear if layer.bias is not None),
+        restores=len(linear),
+        whole=linear[-1].out_features if linear else 0,
         sites=tuple(layer.site for b in blocks(model) for layer in (b.attention, b.ffn) if layer is not None),
     )
 

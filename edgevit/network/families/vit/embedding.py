@@ -6,7 +6,7 @@ Tokens are only added to, and read through a LayerNorm. They can therefore get a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from timm.layers import LayerScale
 from torch import Tensor, nn
 
 from edgevit.network.anatomy import Decoder, Fold
+from edgevit.network.copies import without_values
+from edgevit.network.families.vit.slim import SlimBlock
 
 _POOLS = ("token", "avg", "")  # linear, so that they commute with a change of basis
 _VECTORS = ("cls_token", "dist_token", "reg_token", "pos_embed")  # tokens, and vectors added to them
@@ -69,12 +71,12 @@ def _plain_norm(norm: Any, width: int) -> None:
             setattr(norm, name, nn.Parameter(old.new_full((width,), value)))
 
 
-def rebase_ends(model: Any, encode: Tensor, decode: Decoder, heads: Sequence[nn.Linear]) -> None:
-    """Change the basis of layers outside the blocks, in place. Shape: encode [d', d]; `decode`: of the final norm."""
-    width, norm, patch = len(encode), final_norm(model), model.patch_embed.proj
+def rebase_head(model: Any, decode: Decoder, heads: Sequence[nn.Linear]) -> None:
+    """Change the basis of the layers after the blocks, in place; `decode`: of the final norm."""
+    norm, (whole, width) = final_norm(model), decode.weight.shape
     of_head = fold(norm, None)
     for head in heads:  # which may read several vectors side by side: weight [parts, C, d]
-        parts = head.weight.detach().reshape(len(head.weight), -1, encode.shape[1]).transpose(0, 1)
+        parts = head.weight.detach().reshape(len(head.weight), -1, whole).transpose(0, 1)
         shifts = head.weight.new_zeros(parts.shape[:2])
         if head.bias is not None:
             shifts[0] = head.bias.detach()
@@ -82,6 +84,12 @@ def rebase_ends(model: Any, encode: Tensor, decode: Decoder, heads: Sequence[nn.
         head.weight, head.bias = nn.Parameter(weight.transpose(0, 1).flatten(1)), nn.Parameter(shifts.sum(0))
         head.in_features = head.weight.shape[1]
     _plain_norm(norm, width)
+    model.num_features = model.head_hidden_size = width
+
+
+def rebase_first(model: Any, encode: Tensor) -> None:
+    """Change the basis of the layers before the blocks, in place. Shape: encode [d', d]."""
+    width, patch = len(encode), model.patch_embed.proj
     patch.weight = nn.Parameter(torch.einsum("ed,dchw->echw", encode, patch.weight.detach().double()).to(patch.weight))
     if patch.bias is not None:
         patch.bias = nn.Parameter((encode @ patch.bias.detach().double()).to(patch.bias))
@@ -89,4 +97,40 @@ def rebase_ends(model: Any, encode: Tensor, decode: Decoder, heads: Sequence[nn.
     for name in _VECTORS:
         if (vectors := getattr(model, name, None)) is not None:
             setattr(model, name, nn.Parameter((vectors.detach().double() @ encode.mT).to(vectors)))
-    model.embed_dim = model.num_features = model.head_hidden_size = width
+    model.embed_dim = width
+
+
+def restored(blocks: Iterable[Any], encode: Tensor, restores: Mapping[int, Decoder]) -> list[SlimBlock]:
+    """Blocks of tokens `encode` [d', d] times those of the whole width, some of which put out the latter.
+
+    Args:
+        restores: by the index of a block, how it restores its tokens: weight [d, d'] and bias [d]. The block after it
+            begins with `encode`.
+    """
+    made = []
+    for i, block in enumerate(blocks):
+        slim = block if isinstance(block, SlimBlock) else SlimBlock(block, ("attn", "mlp"))
+        like = next(slim.parameters(), encode.float())
+        if i - 1 in restores:
+            slim.narrow = _linear(encode.to(like), None)
+        if i in restores:
+            weight, bias = restores[i].weight.to(like), restores[i].bias
+            slim.restore = _linear(weight, weight.new_zeros(len(weight)) if bias is None else bias.to(like))
+        made.append(slim)
+    return made
+
+
+def linear_ends(model: Any) -> list[nn.Linear]:
+    """The linear layers between a narrower embedding and the whole width, in order, the last to the latter."""
+    ends = [getattr(block, name, None) for block in model.blocks for name in ("narrow", "restore")]
+    return [layer for layer in ends if layer is not None]
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    rows, columns = weight.shape
+    with without_values():
+        layer = nn.Linear(columns, rows, bias=bias is not None)
+    layer.weight = nn.Parameter(weight)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias)
+    return layer

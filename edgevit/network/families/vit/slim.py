@@ -1,8 +1,9 @@
-"""Modules of slim models that timm does not have: an attention with its own widths, and a block that lacks a site."""
+"""Modules of slim models that timm does not have: an attention with its own widths, and a block of any sites."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from edgevit.network.anatomy import BlockDims, packed_widths
 _NAMES = {
     site: (site, f"norm{number}", f"ls{number}", f"drop_path{number}") for site, number in (("attn", 1), ("mlp", 2))
 }
+_ENDS = ("narrow", "restore")
 
 
 class SlimAttention(nn.Module):
@@ -49,29 +51,36 @@ class SlimAttention(nn.Module):
         return part
 
 
-class SingleSiteBlock(nn.Module):
-    """A block of timm without its attention or without its FFN; or without both, which returns its input.
+class SlimBlock(nn.Module):
+    """A block of timm with some of its sites; without any it returns its input.
 
-    It has the modules of the block under the same names, so that names of weights do not change.
+    It has the modules of the block under the same names, so that names of weights do not change. In a narrower
+    embedding it may have two more: `narrow` reads tokens of the whole width, and `restore` puts them out.
     """
 
-    def __init__(self, block: Any, site: Literal["attn", "mlp"] | None) -> None:
+    def __init__(self, block: Any, sites: Sequence[str]) -> None:
+        """Take the modules of these sites, `attn` and `mlp`, in this order."""
         super().__init__()
         # timm's ResPostBlock normalises the outputs of sites, without LayerScale
-        self.post_norm = not hasattr(block, "ls1")
-        names = () if site is None else _NAMES[site]
-        self.names = tuple(name for name in names if hasattr(block, name))
-        for name in self.names:
-            setattr(self, name, getattr(block, name))
+        self.post_norm: bool = block.post_norm if isinstance(block, SlimBlock) else not hasattr(block, "ls1")
+        self.sites = tuple(tuple(name for name in _NAMES[site] if hasattr(block, name)) for site in sites)
+        for name in (*(name for names in self.sites for name in names), *_ENDS):
+            if hasattr(block, name):
+                setattr(self, name, getattr(block, name))
         self.train(block.training)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        if not self.names:
-            return x
-        module, norm, *after = (getattr(self, name) for name in self.names)
-        mask = {"attn_mask": attn_mask, "is_causal": is_causal} if "attn" in self.names else {}
-        added = norm(module(x, **mask)) if self.post_norm else module(norm(x), **mask)
-        for step in after:  # LayerScale, stochastic depth
-            added = step(added)
-        summed: Tensor = x + added
-        return summed
+        block: Any = self  # has attributes that nn.Module does not declare
+        x = self.add_sites(block.narrow(x) if hasattr(self, "narrow") else x, attn_mask, is_causal)
+        return block.restore(x) if hasattr(self, "restore") else x
+
+    def add_sites(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Add the outputs of the sites to tokens of the embedding's own width."""
+        for names in self.sites:
+            module, norm, *after = (getattr(self, name) for name in names)
+            mask = {"attn_mask": attn_mask, "is_causal": is_causal} if "attn" in names else {}
+            added = norm(module(x, **mask)) if self.post_norm else module(norm(x), **mask)
+            for step in after:  # LayerScale, stochastic depth
+                added = step(added)
+            x = x + added
+        return x

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from small_models import write_halves
 
 import edgevit
-from edgevit.network.families.vit.slim import SingleSiteBlock
+from edgevit.network.families.vit.slim import SlimBlock
 
 VARIANTS = {"plain": {}, "LayerScale": {"init_values": 0.1}, "no biases": {"qkv_bias": False}}
 
@@ -19,7 +19,7 @@ def test_halves_are_loaded_as_they_were_saved_and_by_timm_alone(args, tmp_path):
     folder = write_halves(tmp_path / "m", **args)
     model = edgevit.load(folder)
     first, last = model.module.blocks[0], model.blocks[-1]
-    assert isinstance(first, SingleSiteBlock) and not hasattr(first, "attn") and not hasattr(last, "mlp")
+    assert isinstance(first, SlimBlock) and not hasattr(first, "attn") and not hasattr(last, "mlp")
     assert (model.spec.blocks[0].heads, model.spec.blocks[-1].ffn) == (0, 0)
     lines = model.plain_loader()
     spec = json.loads((folder / "model.json").read_text())
