@@ -40,7 +40,7 @@ def check_number(name: str, value: float, interval: str, hint: str = "") -> None
     """Refuse a number outside an interval, NaN and infinity included.
 
     Args:
-        name: as the user knows it, such as "--rate" or "forge.embed_width".
+        name: as the user knows it, such as "--rate" or "forge.calibration_images".
         hint: what to give instead, such as "try 0.1".
 
     Raises:

@@ -8,7 +8,7 @@ list, and one of the form NAME=VALUE a mapping as well:
     base: deit_base_patch16_224
     classes: [robin, jay]
     model-arg: {img_size: 384}
-    set: {forge.embed_width: 192}
+    set: {forge.calibration_images: 256}
     lr: 2e-4
 """
 

@@ -56,17 +56,6 @@ class Target:
     images: int  # for training
 
 
-def check_embed_width(owner: str, width: int, target: Target, calibration_images: int) -> None:
-    """Refuse an embedding width requested from the method `owner` (0: none) where the embedding cannot be narrowed.
-
-    Raises:
-        OptionError: it cannot; the message gives the reason.
-    """
-    images = min(target.images, calibration_images)
-    if width and (reason := why_it_stays(target.network, target.budget, images)) is not None:
-        raise OptionError(f"{owner}.embed_width={width}: the embedding cannot be narrowed: {reason}")
-
-
 @dataclass(frozen=True)
 class Minimum:
     """The cheapest network in a search space."""

@@ -43,13 +43,14 @@ def built(command: str, *arguments: object) -> Any:
 
 TYPED = [
     "vit_tiny_patch16_224", "--checkpoint", "w.pt", "--data", "photos", "--classes", "robin,jay", "--rate", "0.6",
-    "--model-arg", "img_size=32", "--model-arg", "global_pool=avg", "--set", "forge.embed_width=8", "--set",
+    "--model-arg", "img_size=32", "--model-arg", "global_pool=avg", "--set", "forge.calibration_images=8", "--set",
     "forge.drop_blocks=False", "--mean", "0.5", "--std", "0.4,0.5,0.6", "--lr", "2e-4", "--steps", "7",
     "--no-lr-by-loss", "--no-early-stop", "--skip-bad-images", "--no-cache", "--out", "runs/t1",
 ]  # fmt: skip
 WRITTEN = {
     "base": "vit_tiny_patch16_224", "checkpoint": "w.pt", "data": "photos", "classes": ["robin", "jay"], "rate": 0.6,
-    "model-arg": {"img_size": 32, "global_pool": "avg"}, "set": {"forge.embed_width": 8, "forge.drop_blocks": False},
+    "model-arg": {"img_size": 32, "global_pool": "avg"},
+    "set": {"forge.calibration_images": 8, "forge.drop_blocks": False},
     "mean": 0.5, "std": [0.4, 0.5, 0.6], "lr": 2e-4, "steps": 7, "lr-by-loss": False, "early_stop": False,
     "skip-bad-images": True, "cache": False, "out": "runs/t1",
 }  # fmt: skip

@@ -70,7 +70,6 @@ NARROWER: dict[str, dict[str, Any]] = {
     "nvit": {"cut_embedding": True},
     "taylor": {"cut_embedding": True},
     "torch_pruning": {"cut_embedding": True},
-    "vulcan": {"embed_width": 32},
 }
 WIDE = {
     name: {"cut_embedding": False} for name in ("forge", "mdp", "nvit", "taylor", "torch_pruning")
@@ -200,7 +199,7 @@ HALVES = [name for name in method_names() if find_method(name).cuts_half_blocks]
     [
         *((name, 0.3, {}) for name in HALVES),
         ("forge", 0.75, {"cut_embedding": False}),
-        ("forge", 0.5, {"cut_embedding": True, "embed_width": 32}),
+        ("forge", 0.85, {"cut_embedding": True}),
     ],
 )
 def test_of_a_base_whose_blocks_lack_a_site_the_model_is_it_masked(

@@ -37,7 +37,7 @@ from edgevit.derivation.plan import EmbedPlan
 from edgevit.derivation.problem import Problem
 from edgevit.derivation.realise import narrow_embedding
 from edgevit.derivation.solve.embedding import encoder
-from edgevit.errors import BudgetError, OptionError
+from edgevit.errors import BudgetError
 from edgevit.network.network import Network
 
 _STEPS = 12  # widths, evenly spaced
@@ -52,36 +52,15 @@ def candidate_widths(embed: int, multiple: int) -> list[int]:
     return [embed, *sorted((width for width in below if 2 <= width < embed), reverse=True)]
 
 
-def check_width(owner: str, width: int) -> None:
-    """Refuse an invalid option `embed_width` of the method `owner`, where 0 means none.
-
-    Raises:
-        OptionError: it is not a width.
-    """
-    if width < 0 or width == 1:
-        raise OptionError(f"{owner}.embed_width={width} is not 0 or a number of at least 2")
+def embed_widths(network: Network, policy: Policy, least: int = 0) -> list[int]:
+    """The widths the embedding may have, the widest first; `least` is the narrowest that the budget can count."""
+    return [width for width in candidate_widths(network.geometry.embed, policy.embed_step) if width >= least]
 
 
-def embed_widths(network: Network, policy: Policy, requested: int = 0, owner: str = "", least: int = 0) -> list[int]:
-    """The widths the embedding may have, the widest first: the one requested from the method `owner`, or all.
-
-    `least` is the narrowest that the budget can count.
-
-    Raises:
-        OptionError: the requested width is above the network's.
-    """
-    whole = network.geometry.embed
-    if requested > whole:
-        raise OptionError(f"{owner}.embed_width={requested} is wider than the base's embedding, which has {whole}")
-    return (
-        [requested] if requested else [width for width in candidate_widths(whole, policy.embed_step) if width >= least]
-    )
-
-
-def narrowest(network: Network, policy: Policy, requested: int, owner: str) -> int:
+def narrowest(network: Network, policy: Policy) -> int:
     """The last of `embed_widths`; the network's own where it cannot be narrowed."""
     geometry = network.geometry
-    return geometry.embed if geometry.fixed_embed is not None else embed_widths(network, policy, requested, owner)[-1]
+    return geometry.embed if geometry.fixed_embed is not None else embed_widths(network, policy)[-1]
 
 
 def reason_against(problem: Problem, calibration_images: int) -> str | None:

@@ -236,7 +236,7 @@ def choose(
         if not predicts_tokens and not tries_tokens:
             return spending.searched(spending.unsliced, lambda _: (None, 0.0))
     allowed = [spending.whole] if fixed is not None else embed_widths(
-        network, problem.policy, config.embed_width, "forge", problem.budget.least_embed
+        network, problem.policy, problem.budget.least_embed
     )  # fmt: skip
     slices = Slices(
         problem, config.calibration_images, config.sensitivity_images, tokens, owner="forge",

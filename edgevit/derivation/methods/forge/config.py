@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from edgevit.derivation.allocate.embedding import check_width
 from edgevit.errors import OptionError
 from edgevit.numbers import COUNT, check_number
 from edgevit.train.products import multiplies_bf16
@@ -32,7 +31,6 @@ class Config:
     # Whether the layers that read a narrower embedding get the best linear map back to the base's tokens, and few
     # directions are chosen for that; else they get the transposed rotation to the largest directions.
     fit_decoders: bool = True
-    embed_width: int = 0  # The width of a narrower embedding; 0 chooses the one with the least measured loss.
     # Whether tokens may be removed after blocks of the deeper half: never; for a budget in MACs, where the plan loses
     # more than 0.01 nats and a plan with fewer tokens is clearly nearer to the base's answers on the validation images
     # (tried); or where the predicted loss is less, also with a cost table that lists fewer tokens (predicted).
@@ -58,8 +56,5 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("calibration_images", "sensitivity_images", "measured_images"):
             check_number(f"forge.{name}", getattr(self, name), COUNT)
-        check_width("forge", self.embed_width)
         if self.cut_tokens == "predicted" and not self.cut_embedding:
             raise OptionError("forge.cut_tokens=predicted needs cut_embedding=true")
-        if self.embed_width and not self.cut_embedding:
-            raise OptionError(f"forge.embed_width={self.embed_width} needs cut_embedding=true")

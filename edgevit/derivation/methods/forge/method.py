@@ -31,7 +31,7 @@ from edgevit.data.task import Split
 from edgevit.derivation.allocate import embedding
 from edgevit.derivation.allocate.embedding import has_directions, more_images
 from edgevit.derivation.allocate.policy import Policy
-from edgevit.derivation.feasibility import SearchSpace, Target, check_embed_width
+from edgevit.derivation.feasibility import SearchSpace
 from edgevit.derivation.measure.affine_replacement import fit_replacements
 from edgevit.derivation.measure.embedding import TokenMoments, TokenStatistics, norm_gradients
 from edgevit.derivation.measure.sensitivity import Sensitivity, measure_sensitivity
@@ -81,19 +81,14 @@ def search_space(network: Network, config: Config, policy: Policy) -> SearchSpac
         heads=config.drop_heads,
         blocks=config.drop_blocks,
         sites=config.drop_sites,
-        embed=embedding.narrowest(network, policy, config.embed_width, "forge") if config.cut_embedding else 0,
+        embed=embedding.narrowest(network, policy) if config.cut_embedding else 0,
         images=config.calibration_images,
         token_schedules=schedules(network.geometry, len(blocks)) if config.cut_tokens == "predicted" else (),
         more={
             **dict.fromkeys(("cut_embedding", "drop_blocks", "drop_heads", "drop_sites"), True),
             "cut_tokens": "predicted",
-            "embed_width": 0,
         },
     )
-
-
-def check_options(target: Target, config: Config) -> None:
-    check_embed_width("forge", config.embed_width, target, config.calibration_images)
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------
@@ -385,7 +380,6 @@ METHOD = Method(
     default_steps,
     derive,
     search_space=search_space,
-    check_options=check_options,
     gentle=True,
     imitates_base=True,
     cuts_half_blocks=True,

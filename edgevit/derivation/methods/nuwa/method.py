@@ -24,10 +24,10 @@ from torch import Tensor
 
 from edgevit.derivation.allocate import embedding
 from edgevit.derivation.allocate.budget import Budget
-from edgevit.derivation.allocate.embedding import Slices, check_width, embed_widths, reason_against
+from edgevit.derivation.allocate.embedding import Slices, embed_widths, reason_against
 from edgevit.derivation.allocate.policy import Policy, Widths, fit
 from edgevit.derivation.allocate.widths import Curve, energy_width, widths_by_error
-from edgevit.derivation.feasibility import SearchSpace, Target, check_embed_width
+from edgevit.derivation.feasibility import SearchSpace, Target
 from edgevit.derivation.measure.statistics import BlockStatistics, calibrate, check_enough
 from edgevit.derivation.method import Method
 from edgevit.derivation.methods.nuwa.purify import purify
@@ -43,7 +43,7 @@ from edgevit.derivation.solve.least_squares import (
     removal_in_order,
     removal_order,
 )
-from edgevit.errors import BudgetError, OptionError
+from edgevit.errors import BudgetError
 from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn, SizeAxis, attentions, ffns
 from edgevit.network.checkpoint import tensors_sha256
 from edgevit.network.copies import bare_copy
@@ -79,7 +79,6 @@ class Config:
     # Whether the embedding may be narrowed, by a change of basis of all blocks at once. With a cost table its width
     # must be one that the table lists.
     cut_embedding: bool = False
-    embed_width: int = 0  # The width of a narrower embedding; 0 chooses the one with the least measured loss.
     # The number of passes over the training images after the cut; --steps counts optimiser steps instead.
     finetune_epochs: int = 0
 
@@ -90,9 +89,6 @@ class Config:
                     object.__setattr__(self, name, value)
         for name in ("purification_steps", "calibration_images"):
             check_number(f"nuwa.{name}", getattr(self, name), COUNT)
-        check_width("nuwa", self.embed_width)
-        if self.embed_width and not self.cut_embedding:
-            raise OptionError(f"nuwa.embed_width={self.embed_width} needs cut_embedding=true")
         check_number("nuwa.finetune_epochs", self.finetune_epochs, "[0, 2**31)", "0 does not train")
         check_number("nuwa.ridge", self.ridge, "[0, inf)")
 
@@ -104,14 +100,13 @@ class Config:
 
 def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
     """Return what it may remove."""
-    embed = embedding.narrowest(network, policy, config.embed_width, "nuwa") if config.cut_embedding else 0
-    more = {"cut_ffn": True, "cut_embedding": True, "embed_width": 0}
+    embed = embedding.narrowest(network, policy) if config.cut_embedding else 0
+    more = {"cut_ffn": True, "cut_embedding": True}
     return SearchSpace(neurons=config.cut_ffn, embed=embed, images=config.calibration_images, more=more)
 
 
 def check_options(target: Target, config: Config) -> None:
     check_enough(config.calibration_images, target.images, target.network, "nuwa.calibration_images")
-    check_embed_width("nuwa", config.embed_width, target, config.calibration_images)
 
 
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
@@ -331,7 +326,7 @@ def _cut_narrower(problem: Problem, config: Config, start: _Start, solution: _So
     """
     slices = Slices(problem, config.calibration_images, config.calibration_images, owner="nuwa")
     best, least, refused, candidates = None, inf, None, []
-    for width in embed_widths(problem.network, problem.policy, config.embed_width, "nuwa", problem.budget.least_embed):
+    for width in embed_widths(problem.network, problem.policy, problem.budget.least_embed):
         if (alone := slices.nats(width)) >= least:
             break
         try:

@@ -22,11 +22,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from edgevit.derivation.allocate import embedding
-from edgevit.derivation.allocate.embedding import Slices, check_width, embed_widths
 from edgevit.derivation.allocate.policy import Policy, fit
 from edgevit.derivation.allocate.widths import adaptive
-from edgevit.derivation.feasibility import SearchSpace, Target, check_embed_width
+from edgevit.derivation.feasibility import SearchSpace, Target
 from edgevit.derivation.measure.statistics import BlockStatistics, Factorisation, calibrate, token_sum
 from edgevit.derivation.method import Method
 from edgevit.derivation.methods.vulcan.collapse import (
@@ -39,9 +37,9 @@ from edgevit.derivation.methods.vulcan.collapse import (
 )
 from edgevit.derivation.methods.vulcan.lora import low_rank_updates, smallest_side
 from edgevit.derivation.methods.vulcan.rank import tail_sums
-from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan, load_plan, save_plan
+from edgevit.derivation.plan import AttentionPlan, BlockPlan, FfnPlan, Plan, load_plan, save_plan
 from edgevit.derivation.problem import Derived, Problem, distillation_for, train_for
-from edgevit.derivation.realise import narrow_embedding, realise
+from edgevit.derivation.realise import realise
 from edgevit.derivation.solve.attention import query_matrix
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Block, BlockDims, attentions, ffns
@@ -67,32 +65,23 @@ class Config:
     # those with each token weighted by the loss's sensitivity to it (tokens).
     factorisation: Factorisation = "weights"
     calibration_images: int = 1024  # The number of training images from which activations and moments are taken.
-    # The width of the embedding, which a change of basis narrows before training; 0 keeps it. With a cost table the
-    # width must be one that the table lists.
-    embed_width: int = 0
     # The rank of the updates that train in place of whole weights, to save memory (LoRA; the paper has 256 for a width
     # of 768, and a learning rate of 1e-3); 0 trains whole weights.
     lora_rank: int = 0
 
     def __post_init__(self) -> None:
-        check_width("vulcan", self.embed_width)
         check_number("vulcan.calibration_images", self.calibration_images, COUNT, "try 1024")
         check_number("vulcan.rho", self.rho, "[0, inf)", "the default is 1")
         check_number("vulcan.lora_rank", self.lora_rank, "[0, 2**31)", "0 trains whole weights")
 
 
 def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
-    """Return what it may remove; the embedding gets the width of the options."""
-    embed = embedding.narrowest(network, policy, config.embed_width, "vulcan") if config.embed_width else 0
-    narrower = embedding.narrowest(network, policy, 0, "vulcan")
-    return SearchSpace(embed=embed, images=config.calibration_images, more={"embed_width": narrower})
+    """Return what it may remove."""
+    return SearchSpace(images=config.calibration_images)
 
 
 def check_options(target: Target, config: Config) -> None:
-    check_embed_width("vulcan", config.embed_width, target, config.calibration_images)
     side = smallest_side(target.network)
-    if config.embed_width:
-        side = min(side, config.embed_width)
     if config.lora_rank >= side:
         raise OptionError(
             f"vulcan.lora_rank={config.lora_rank} is not a low rank: the smallest side of a layer that it updates is "
@@ -117,32 +106,17 @@ def _choose_dims(problem: Problem, statistics: list[BlockStatistics]) -> tuple[B
 
 
 def _make_plan(problem: Problem, config: Config) -> Plan:
-    """Choose widths, clusters and anchors; all processes take the statistics, and the first one decides.
-
-    If the embedding is narrowed, that comes first: the plan's blocks and the training are of the narrower network.
-    """
-    embed = _narrower(problem, config) if config.embed_width else None
-    problem = replace(problem, network=_with(problem.network, embed))
+    """Choose widths, clusters and anchors; all processes take the statistics, and the first one decides."""
     images = problem.task.train.subset(config.calibration_images)
     with problem.stopwatch.stage("statistics"):
         statistics = calibrate(problem.network, images, problem.passes, factorisation=config.factorisation)
     if problem.compute.is_main:
         with problem.stopwatch.stage("clustering"):
-            plan = replace(_decide(problem, statistics), embed=embed)
-            save_plan(plan, "vulcan", problem.folder)
+            save_plan(_decide(problem, statistics), "vulcan", problem.folder)
     problem.compute.wait()
     saved = load_plan(problem.folder)
     assert saved is not None
     return saved
-
-
-def _narrower(problem: Problem, config: Config) -> EmbedPlan | None:
-    (width,) = embed_widths(problem.network, problem.policy, config.embed_width, "vulcan")
-    return Slices(problem, config.calibration_images, config.calibration_images, owner="vulcan").plan(width)
-
-
-def _with(network: Network, embed: EmbedPlan | None) -> Network:
-    return network if embed is None else narrow_embedding(network, embed)
 
 
 def _decide(problem: Problem, statistics: list[BlockStatistics]) -> Plan:
@@ -287,9 +261,8 @@ class Redundancy:
 
 def derive(problem: Problem, config: Config) -> Derived:
     plan = load_plan(problem.folder) or _make_plan(problem, config)
-    embed, plan = plan.embed, replace(plan, embed=None)
-    distillation = distillation_for(problem, embed=embed)
-    network, training = _with(problem.network, embed).to(problem.compute.device), problem.training
+    distillation = distillation_for(problem)
+    network, training = problem.network.to(problem.compute.device), problem.training
     plan.check(network.read())
     redundancy = Redundancy(network, plan, config, problem.compute)
     with low_rank_updates(network, config.lora_rank, training.seed):
@@ -298,7 +271,7 @@ def derive(problem: Problem, config: Config) -> Derived:
         slim = redundancy.pruned()
     return Derived(
         slim,
-        replace(redundancy.current_plan(), embed=embed),
+        redundancy.current_plan(),
         {"steps": done, "steps_planned": training.steps, "images_seen": done * training.batch_size},
     )
 

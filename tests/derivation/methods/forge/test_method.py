@@ -23,7 +23,7 @@ from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.curves import unpacked
 from edgevit.derivation.methods.forge.method import _make_curves
 from edgevit.derivation.solve.attention import keep_heads
-from edgevit.errors import BudgetError, CostTableError, OptionError
+from edgevit.errors import BudgetError
 from edgevit.network.checkpoint import describe
 from edgevit.records.model_folder import ModelFolder
 from edgevit.train.passes import open_passes
@@ -76,20 +76,6 @@ def test_the_embedding_is_narrowed_where_that_loses_less(checkpoint: Path, tmp_p
         training=Training(steps=0, device="cpu"),
     )  # fmt: skip
     assert again.model.spec.base.embed == width >= again.model.geometry.embed
-
-
-def test_a_width_that_is_asked_for_is_taken_or_refused(checkpoint: Path, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"method": "forge", "rate": 0.8, "training": UNTRAINED}
-    made = derive(checkpoint, tmp_path / "m", options={**FEW, "embed_width": 40}, **given)
-    assert made.model.geometry.embed == 40
-    (candidate,) = made.record.facts.more["embed_widths"]
-    assert candidate["width"] == 40 and candidate["slice_nats"] > 0
-    with pytest.raises(OptionError, match=r"forge.embed_width=65 is wider than the base's embedding, which has 64"):
-        derive(checkpoint, tmp_path / "n", options={**FEW, "embed_width": 65}, **given)
-    with pytest.raises(OptionError, match="embed_width=1 is not 0"):
-        Config(embed_width=1)
-    with pytest.raises(OptionError, match="needs cut_embedding=true"):
-        Config(embed_width=32, cut_embedding=False)
 
 
 @pytest.mark.quick("options0-*")
@@ -311,8 +297,6 @@ def test_a_budget_in_milliseconds_is_spent_on_the_embedding_as_far_as_the_table_
         BudgetError, match=r"than 0\.06563 ms \(rate 0\.\d+\): outside the blocks 0\.05 ms, FFN 0\.01562 ms;"
     ):
         derive(checkpoint, tmp_path / "l", ms=0.06, options=FEW, **given)
-    with pytest.raises(CostTableError, match="it lists embeddings of 32 to 64, and this one has 24; measure that"):
-        derive(checkpoint, tmp_path / "a", ms=0.7, options={**FEW, "embed_width": 24}, **given)
 
 
 def test_too_few_images_are_told_with_the_number_that_would_do(

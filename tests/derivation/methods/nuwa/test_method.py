@@ -252,8 +252,6 @@ def test_a_narrower_embedding_reaches_what_blocks_alone_do_not(checkpoint: Path,
         and width == facts["embed"] == min(candidates, key=lambda w: candidates[w]["measured_nats"]) < 64
     )
     assert 0.8 <= made.model.spec.rate < 0.82 and candidates[width]["slice_nats"] > 0
-    asked = derive(checkpoint, tmp_path / "a", options={**options, "embed_width": 24}, training=UNTRAINED, **given)
-    assert asked.model.geometry.embed == 24 and asked.model.spec.rate >= 0.8
 
 
 @pytest.mark.slow
@@ -271,8 +269,3 @@ def test_by_a_cost_table_the_embedding_is_as_narrow_as_that_lists(
         assert made.model.geometry.embed == made.record.facts.more["embed"] in (32, 48)
     else:
         assert made.model.geometry.embed == 64 and "embed" not in made.record.facts.more
-
-
-def test_a_width_of_the_embedding_needs_leave_to_narrow_it() -> None:
-    with pytest.raises(OptionError, match=r"nuwa.embed_width=24 needs cut_embedding=true"):
-        nuwa.Config(embed_width=24)

@@ -5,12 +5,10 @@ import pytest
 import torch
 from forks import in_two_processes
 from safetensors.torch import load_file
-from small_base import assert_same_weights, derive, press_ctrl_c_in_step, write_checkpoint
 
 from edgevit.derivation.methods.vulcan.collapse import Clusters
 from edgevit.derivation.methods.vulcan.method import Config, Redundancy, default_steps
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
-from edgevit.errors import Interrupted, OptionError
 from edgevit.train.compute import open_compute
 from edgevit.train.settings import Training
 
@@ -125,27 +123,3 @@ def test_anchors_are_chosen_by_the_images_of_all_processes(tmp_path):
 
 def test_steps_follow_the_published_rule():
     assert default_steps(Config(), 0.6, 1000, 64) == 3000
-
-
-@pytest.mark.slow
-def test_the_embedding_is_narrowed_before_anything_collapses(tmp_path, monkeypatch):
-    """Also where it is interrupted and gone on with; and its teacher's tokens have the base's width."""
-    checkpoint = write_checkpoint(tmp_path)
-    options = {"calibration_images": 48, "embed_width": 32}
-    given = {"rate": 0.8, "options": options, "training": {"steps": 4, "teacher": "restricted", "token_weight": 1.0}}
-    whole = derive(checkpoint, tmp_path / "m", **given)
-    assert whole.model.geometry.embed == 32 and 0.8 <= whole.model.spec.rate < 0.82
-    press_ctrl_c_in_step(2, monkeypatch)
-    with pytest.raises(Interrupted):
-        derive(checkpoint, tmp_path / "n", **given)
-    resumed = derive(checkpoint, tmp_path / "n", resume=True, **given)
-    assert_same_weights(whole.model.state_dict(), resumed.model.state_dict())
-
-
-def test_an_embedding_that_cannot_be_narrowed_is_refused_with_the_reason(tmp_path):
-    checkpoint = write_checkpoint(tmp_path)
-    few = {"calibration_images": 2, "embed_width": 32}
-    with pytest.raises(OptionError, match=r"vulcan.embed_width=32: the embedding cannot be narrowed: 2 calibration"):
-        derive(checkpoint, tmp_path / "m", options=few)
-    with pytest.raises(OptionError, match=r"vulcan.embed_width=65 is wider than the base's embedding, which has 64"):
-        derive(checkpoint, tmp_path / "m", options={"embed_width": 65})
