@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from edgevit.cli.config import CONFIG, FROM_FILE
+from edgevit.cli.console import write
+from edgevit.request import OUTPUT
+
+
+def example_option(module: str, what: str) -> Any:
+    """`--example` of a command, which prints the file EXAMPLE of a module and exits."""
+
+    def show(is_on: bool) -> None:
+        if is_on:
+            write(import_module(module).EXAMPLE.read_text(encoding="utf-8").rstrip("\n"))
+            raise typer.Exit
+
+    text = f"Print an example {what} with every key."
+    return typer.Option("--example", callback=show, is_eager=True, help=text, rich_help_panel=OUTPUT)
 
 
 def kind_name(kind: type | tuple[str, ...]) -> str:

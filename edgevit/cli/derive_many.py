@@ -7,36 +7,18 @@ import typer
 
 from edgevit.cli import arguments
 from edgevit.cli.command import asks
-from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag, write
+from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.imports import importing
-from edgevit.request import OUTPUT
 
 if TYPE_CHECKING:
     from edgevit.jobs.jobs_file import DeriveManyRequest
-
-
-def _example(is_on: bool) -> None:
-    if is_on:
-        from edgevit.jobs.jobs_file import EXAMPLE
-
-        write(EXAMPLE.read_text(encoding="utf-8").rstrip("\n"))
-        raise typer.Exit
 
 
 @asks(request="edgevit.jobs.jobs_file:DeriveManyRequest")
 def main(
     request: DeriveManyRequest,
     *,
-    example: Annotated[
-        bool,
-        typer.Option(
-            "--example",
-            callback=_example,
-            is_eager=True,
-            help="Print an example file with every key.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False,
+    example: Annotated[bool, arguments.example_option("edgevit.jobs.jobs_file", "file")] = False,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,

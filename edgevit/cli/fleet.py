@@ -6,13 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from edgevit.cli import arguments
 from edgevit.cli.command import asks
-from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag, write
+from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.imports import importing
-from edgevit.request import OUTPUT
 from edgevit.text import printable
 
 if TYPE_CHECKING:
@@ -30,28 +27,11 @@ LOOKING = 0.1  # share of the time, at most, that is spent on them
 QUIET_S = 30.0  # without any job that runs, after which no command works on the plan any more
 
 
-def _example(is_on: bool) -> None:
-    if is_on:
-        from edgevit.jobs.fleet.plan import EXAMPLE
-
-        write(EXAMPLE.read_text(encoding="utf-8").rstrip("\n"))
-        raise typer.Exit
-
-
 @asks(request="edgevit.jobs.fleet.request:FleetRequest")
 def main(
     request: FleetRequest,
     *,
-    example: Annotated[
-        bool,
-        typer.Option(
-            "--example",
-            callback=_example,
-            is_eager=True,
-            help="Print an example plan with every key.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False,
+    example: Annotated[bool, arguments.example_option("edgevit.jobs.fleet.plan", "plan")] = False,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,

@@ -9,7 +9,6 @@ from edgevit.board.comparison import gather_warnings, group, make_row, three_dig
 from edgevit.data.neighbours import hint_in
 from edgevit.data.shares import share_text
 from edgevit.records.derivation import AccuracyRecord, MetRecord
-from edgevit.records.kinds import plain as as_plain
 from edgevit.records.model import SITE_AXES, axis_name
 from edgevit.reporting.axes import AccuracyTask, LatencyPlace
 from edgevit.reporting.choice import Panel, is_eligible
@@ -161,7 +160,6 @@ def model_view(model: GatheredModel, name: str, evidence: Evidence, panels: Sequ
         "exported": _exported(model),
         "exported_beside": "torch" if model.imported is None else "the imported file",
         "provenance": _provenance(model),
-        "more": _more(model, at),
     }
 
 
@@ -356,26 +354,3 @@ def _measured_cost(met: MetRecord) -> str:
     verified = met.verified
     interval = "" if verified.low is None else f" ({verified.low:.4g} to {verified.high:.4g})"
     return f"{verified.value:.4g} {met.quantity}{interval}"
-
-
-def _more(model: GatheredModel, at: Sequence[LatencyPlace]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Details that most readers skip, each part under a title."""
-    derivation = model.derivation
-    parts: list[tuple[str, list[tuple[str, str]]]] = []
-    if derivation is not None:
-        training = as_plain(derivation.training) if derivation.training is not None else {}
-        for title, values in (
-            ("method's options", derivation.config),
-            ("training", training),
-            ("versions", derivation.versions),
-        ):
-            parts.append((title, [(name.replace("_", " "), str(value)) for name, value in values.items()]))
-        parts.append(
-            ("facts", [(name.replace("_", " "), str(value)) for name, value in as_plain(derivation.facts).items()])
-        )
-    if model.document is not None:
-        parts.append(("preprocessing", [(name, str(value)) for name, value in model.document.preprocessing.items()]))
-    for place in at:
-        if place.runs_of(model.files):
-            parts.append((f"environment: {place.title}", sorted(place.environment.items())))
-    return [(title, rows) for title, rows in parts if rows]

@@ -11,13 +11,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from recorded_progress import RecordedProgress
 
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.board.bench import bench, bench_in_turns, in_turns
 from edgevit.board.comparison import compare_within, decisive
 from edgevit.board.request import Conditions
 from edgevit.errors import AgentError, CheckpointError, OptionError
-from edgevit.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 FAKE = Conditions(runner="fake", samples=20, duration_s=0, warmup=2, warmup_seconds=0)
@@ -44,14 +44,6 @@ def write_layers(path, count, size=256):
     graph = helper.make_graph(nodes, "layers", ends[:1], ends[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path
-
-
-class Told(Silent):
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 def request(label, batch=1):
@@ -99,7 +91,7 @@ def test_sessions_of_several_threads_share_them_and_an_onnx_runtime_that_cannot_
     older.mkdir()
     (older / "sitecustomize.py").write_text("import onnxruntime\ndel onnxruntime.set_global_thread_pool_sizes\n")
     monkeypatch.setenv("PYTHONPATH", str(older), prepend=os.pathsep)
-    told = Told()
+    told = RecordedProgress()
     runs = bench_in_turns(models, how, rounds=2, alternate=True, progress=told).runs
     assert [(run.round, run.beside) for run in runs] == [(1, None), (1, None), (2, None), (2, None)]
     assert len(told.notes) == 1 and told.notes[0].startswith("models are measured one after the other on this machine")

@@ -10,24 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from recorded_progress import RecordedProgress
 
 from edgevit.data.examine import FileFacts, copies, examine, find_unreadable, image_sha256
 from edgevit.errors import DataError
 from edgevit.progress import Silent
 from edgevit.records.pictures import read_picture
 from edgevit.records.reading import AS_STORED, Reading
-
-
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.warned: list[str] = []
-        self.noted: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.warned.append(text)
-
-    def note(self, text: str) -> None:
-        self.noted.append(text)
 
 
 def write_turned(file: Path, orientation: int) -> str:
@@ -37,8 +26,8 @@ def write_turned(file: Path, orientation: int) -> str:
     return str(file)
 
 
-def heard(files: list[str], **reading: Any) -> Heard:
-    progress = Heard()
+def heard(files: list[str], **reading: Any) -> RecordedProgress:
+    progress = RecordedProgress()
     assert find_unreadable([*files], False, progress, Reading(**reading)) == set()
     return progress
 
@@ -46,13 +35,13 @@ def heard(files: list[str], **reading: Any) -> Heard:
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])  # Pillow puts TIFF upright itself
 def test_images_that_are_stored_turned_are_counted(tmp_path: Path, suffix: str) -> None:
     files = [write_turned(tmp_path / f"{way}.{suffix}", way) for way in (1, 3, 6)]
-    assert heard(files).warned == [
+    assert heard(files).warnings == [
         "2 of 3 images are stored turned, as EXIF says, and read as stored, as timm and torchvision read them; if the "
         "base was trained with upright images, give --exif apply"
     ]
     applied = heard(files, exif="apply")
-    assert applied.noted == ["2 of 3 images are stored turned, as EXIF says, and put upright"] and not applied.warned
-    assert not heard(files[:1]).warned
+    assert applied.notes == ["2 of 3 images are stored turned, as EXIF says, and put upright"] and not applied.warnings
+    assert not heard(files[:1]).warnings
 
 
 def test_all_files_that_cannot_be_read_are_counted_and_the_first_few_named(tmp_path: Path) -> None:
@@ -98,12 +87,12 @@ def write_deep(folder: Path, highest: list[int]) -> list[str]:
 
 def test_12_bits_in_16_are_noticed_and_a_range_is_given(tmp_path: Path) -> None:
     files = write_deep(tmp_path / "a", [4080, 3000])
-    assert heard(files).warned == [
+    assert heard(files).warnings == [
         "2 of 2 images have 16 bits and no value above 4080 of 65535, so that they are nearly black; if 4095 is white, "
         "give --value-range 4095"
     ]
-    assert not heard(files, value_range=4095).warned
-    assert not heard(write_deep(tmp_path / "b", [4080, 20000])).warned, "one is bright: the others are dark"
+    assert not heard(files, value_range=4095).warnings
+    assert not heard(write_deep(tmp_path / "b", [4080, 20000])).warnings, "one is bright: the others are dark"
     fault = examine(files[0], Reading(value_range=1023)).fault
     assert fault is not None and "values from 0 to 4080, expected 0 to 1023; convert it" in fault
 

@@ -8,19 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from recorded_progress import RecordedProgress
 
 from edgevit.data.similar import difference_hash, neighbours_across, warn_of_recordings
 from edgevit.data.sources import open_source
 from edgevit.data.splitting import Splitting
-from edgevit.progress import Silent
-
-
-class Warned(Silent):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.said.append(text)
 
 
 def write(root: Path, recordings: int) -> Path:
@@ -37,9 +29,9 @@ def write(root: Path, recordings: int) -> Path:
 
 
 def warned(data: Path, **split: Any) -> list[str]:
-    progress, splitting = Warned(), Splitting(open_source(data), 0.1, 42, **split)
+    progress, splitting = RecordedProgress(), Splitting(open_source(data), 0.1, 42, **split)
     warn_of_recordings([splitting.parts(name) for name in ("cat", "dog")], ["validation", "test"], progress)
-    return progress.said
+    return progress.warnings
 
 
 @pytest.mark.parametrize(("recordings", "warns"), [(8, True), (48, False), (1, False)], ids=["8", "each", "one"])

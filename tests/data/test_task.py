@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from recorded_progress import RecordedProgress
 from timm.data import create_transform
 
 from edgevit.data.sources import open_source
 from edgevit.data.task import Split, Task, open_task, reopen
 from edgevit.errors import DataError, OptionError
-from edgevit.progress import Silent
 from edgevit.records.derivation import DataRecord
 
 PREPROCESSING: dict[str, Any] = {
@@ -226,10 +226,10 @@ def test_other_images_of_the_same_names_and_sizes_are_others(tmp_path: Path) -> 
 def test_test_images_that_are_training_images_are_counted(both: Path) -> None:
     for i in range(2):
         shutil.copy(both / "train" / "cat" / f"{i}.png", both / "val" / "cat" / f"{i}.png")
-    told = Warned()
+    told = RecordedProgress()
     record = task_of(both, "cat,dog", 3, progress=told, validation_fraction=0.001).record()
     assert record.copies == {"validation": 0, "test": 2}
-    assert [text for text in told.said if "byte for byte" in text] == [
+    assert [text for text in told.warnings if "byte for byte" in text] == [
         f"2 of 7 test images are in the training part, too, byte for byte, such as {both}/val/cat/0.png: accuracy on "
         "such images does not tell how new ones do; remove them from one part"
     ]
@@ -317,30 +317,18 @@ def test_an_image_that_is_a_link_to_nothing_by_now_has_changed(both: Path) -> No
         reopen(record, PREPROCESSING, check=("test",))
 
 
-class Warned(Silent):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.noted: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.noted.append(text)
-
-    def warn(self, text: str) -> None:
-        self.said.append(text)
-
-
 def test_the_first_few_that_are_left_out_are_named_alike_however_the_folder_is_given(
     both: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for i in range(5):
         truncate(both / "train" / "cat" / f"{i}.png")
-    told = Warned()
+    told = RecordedProgress()
     task_of(both, "cat,dog", 3, skip_bad_images=True, progress=told)
     first = ", ".join(str(both / "train" / "cat" / f"{i}.png") for i in range(3))
-    assert told.said == [f"left out 5 images that cannot be read: {first} and 2 more"]
+    assert told.warnings == [f"left out 5 images that cannot be read: {first} and 2 more"]
     monkeypatch.chdir(both.parent)
     task_of(Path(both.name), "cat,dog", 3, skip_bad_images=True, progress=told)
-    assert told.said[1:] == told.said[:1]
+    assert told.warnings[1:] == told.warnings[:1]
 
 
 def test_no_class_of_the_data_drops_out_because_the_base_does_not_name_it(both: Path) -> None:
@@ -355,10 +343,10 @@ def test_no_class_of_the_data_drops_out_because_the_base_does_not_name_it(both: 
 def test_a_class_that_only_the_test_part_has_and_annotations_are_reported(both: Path, image_folder: Make) -> None:
     image_folder(both, {"val/fox": 1})
     (both / "val" / "dog" / "0.xml").touch()
-    told = Warned()
+    told = RecordedProgress()
     task_of(both, None, 3, progress=told)
-    assert told.said == [f"{both}/val/fox has no folder of the same class in {both}/train, and is not used"]
-    assert told.noted == [f"passed over 1 annotation beside the images, such as {both}/val/dog/0.xml"]
+    assert told.warnings == [f"{both}/val/fox has no folder of the same class in {both}/train, and is not used"]
+    assert told.notes == [f"passed over 1 annotation beside the images, such as {both}/val/dog/0.xml"]
 
 
 def test_names_in_another_unicode_form_are_found_in_lists_and_records(tmp_path: Path, image_folder: Make) -> None:

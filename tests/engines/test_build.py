@@ -19,6 +19,7 @@ import onnx
 import pytest
 from board_fixtures import Server, playing
 from places import STANDINS
+from recorded_progress import RecordedProgress
 from seals import reseal
 from small_models import write_derived, write_halves, write_headless
 
@@ -30,7 +31,6 @@ from edgevit.engines.build import build_engine
 from edgevit.engines.request import ExportRequest
 from edgevit.engines.run import evaluate, export
 from edgevit.errors import AgentError, EngineError, ExportError, OptionError, ProfileError, UnfitBoardError
-from edgevit.progress import Silent
 from edgevit.records.engine import ENGINE_KIND, EngineRecord, OnnxSource, read_engine
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.writing import file_sha256
@@ -41,20 +41,7 @@ pytestmark = pytest.mark.usefixtures("examined_once")
 ONE: dict[str, Any] = {"batches": (1, 1, 1)}  # which the gate looks at alone
 
 
-class Notes(Silent):
-    """Progress that keeps what was remarked, and which stages there were."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.stages: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def stage(self, name: str, total: int | None = None, unit: str = "") -> Any:
-        self.stages.append(name)
-        return super().stage(name, total, unit)
-
+class Notes(RecordedProgress):
     @property
     def builds(self) -> list[str]:
         """The levels that were built, in order."""

@@ -15,6 +15,7 @@ import onnx
 import pytest
 from board_fixtures import playing
 from foreign_onnx import PREPARED, quantised, write_vit
+from recorded_progress import RecordedProgress
 
 from edgevit.board.connection import open_board
 from edgevit.board.facts import examine
@@ -25,7 +26,6 @@ from edgevit.engines.run import evaluate, evaluate_engine, export
 from edgevit.errors import EngineError, ExportError
 from edgevit.exporting.imported import open_imported
 from edgevit.exporting.source import Form
-from edgevit.progress import Silent
 from edgevit.records.engine import EngineRecord
 from edgevit.records.export import ExportedFile
 from edgevit.records.model_folder import ModelFolder
@@ -38,18 +38,10 @@ IMAGES = 50
 NORMS = ("blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2", "head.norm1")
 
 
-class Notes(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-def build(folder: Path, notes: Notes | None = None, **options: object) -> EngineRecord:
+def build(folder: Path, notes: RecordedProgress | None = None, **options: object) -> EngineRecord:
     with open_board(None) as board:
         asked = {"accuracy": False, "max_images": IMAGES, "batches": (4, 4, 4), **options, "model": folder, "trt": True}
-        return build_engine(request_of(ExportRequest, asked, "build"), board, notes or Notes())
+        return build_engine(request_of(ExportRequest, asked, "build"), board, notes or RecordedProgress())
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +107,7 @@ def test_the_gate_refuses_fp16_that_overflows_and_the_ladder_ends_with_the_norms
 ) -> None:
     force_fp16(folder)
     play(fault="fp16-range")
-    notes = Notes()
+    notes = RecordedProgress()
     record = build(folder, notes)
     assert [attempt.precision_level for attempt in record.attempts] == ["fp16"] and record.attempts[
         0

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from board_fixtures import Server, playing
 from places import STANDINS
+from recorded_progress import RecordedProgress
 from small_models import write_derived
 
 from edgevit.board.connection import open_board
@@ -23,28 +24,12 @@ from edgevit.engines.run import evaluate, evaluate_engine
 from edgevit.errors import AgentError, DataError, EngineError, OptionError, UnfitBoardError
 from edgevit.exporting.evaluate import Evaluation
 from edgevit.network.checkpoint import load
-from edgevit.progress import Silent
 from edgevit.records.engine import ENGINE_KIND, read_engine
 from edgevit.records.model import Rejection
 from edgevit.records.model_folder import ModelFolder
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 Play = Callable[..., None]
-
-
-class Told(Silent):
-    """Progress that keeps what was remarked, and which stages there were."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.stages: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def stage(self, name: str, total: int | None = None, unit: str = "") -> Any:
-        self.stages.append(name)
-        return super().stage(name, total, unit)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +55,7 @@ def engine_in(folder: Path) -> Path:
     return record.path
 
 
-def judge(engine: Path, told: Told | None = None, **options: Any) -> Evaluation:
+def judge(engine: Path, told: RecordedProgress | None = None, **options: Any) -> Evaluation:
     with open_board(None) as board:
         return evaluate_engine(EvaluateRequest(model=engine, **options), board, told)
 
@@ -117,7 +102,7 @@ def test_images_go_to_the_board_in_several_jobs_where_they_are_many(
 ) -> None:
     whole = judge(engine_in(built), part="validation")
     monkeypatch.setattr(module, "MOST_IMAGES", 20)
-    told = Told()
+    told = RecordedProgress()
     assert judge(engine_in(built), told, part="validation") == whole
     assert sum(name.startswith("send images") for name in told.stages) == -(-whole.images // 20) > 1
 
@@ -129,7 +114,7 @@ def test_the_board_keeps_the_engine_and_none_of_the_images(
 ) -> None:
     monkeypatch.setattr(module, "MOST_IMAGES", 20)
     server = sshd(PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0", STANDIN_TENSORRT_FAULT=fault or "none")
-    told, engine = Told(), engine_in(built)
+    told, engine = RecordedProgress(), engine_in(built)
     with (
         pytest.raises(AgentError, match="OutOfMemory") if fault else nullcontext(),
         open_board(server.host, ssh_config=server.config) as board,
@@ -140,11 +125,11 @@ def test_the_board_keeps_the_engine_and_none_of_the_images(
 
 
 def test_the_batch_size_is_one_that_the_engine_takes_and_decides_on_what_is_seen(built: Path, play: Play) -> None:
-    engine, told = engine_in(built), Told()
+    engine, told = engine_in(built), RecordedProgress()
     right = judge(engine, told)
     assert f"{engine.name} takes 1 to 8 images per inference: 8 instead of 32" in told.notes
     play(fault="batch:8")
-    told = Told()
+    told = RecordedProgress()
     assert judge(engine, told, batch_size=1) == right and not told.notes
     assert judge(engine, batch_size=8).top1 < right.top1
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_progress import RecordedProgress
 
 from edgevit.errors import ExportError
 from edgevit.exporting.current import current_export
 from edgevit.exporting.gates import Tolerances
 from edgevit.exporting.request import FilesRequest
-from edgevit.progress import Silent
 from edgevit.records.export import EXPORT_KIND, ExportRecord
 from edgevit.records.model import Rejection
 from edgevit.records.model_folder import ModelFolder
@@ -25,16 +25,8 @@ def copied(exported: tuple[Path, ExportRecord], tmp_path_factory: pytest.TempPat
     return Path(shutil.copytree(exported[0], tmp_path_factory.mktemp("variants") / "derived"))
 
 
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 def is_reused(folder: Path, **options: Any) -> bool:
-    heard = Heard()
+    heard = RecordedProgress()
     current_export(FilesRequest(model=folder, **options), heard)
     return any("up to date: reused" in text for text in heard.notes)
 

@@ -11,6 +11,7 @@ import timm
 import torch
 from foreign_names import hugging_face
 from PIL import Image
+from recorded_progress import RecordedProgress
 from safetensors.torch import save_file
 from small_models import ARGS, write_headless
 
@@ -20,17 +21,7 @@ from edgevit.data.task import open_task
 from edgevit.engines.run import evaluate
 from edgevit.errors import CheckpointError, DataError, ModelError, OptionError, UnknownNameError
 from edgevit.network.checkpoint import load
-from edgevit.progress import Silent
 from edgevit.records.export import ExportRecord
-
-
-class Noting(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
 
 Derive = Callable[..., Path]
 Exported = tuple[Path, ExportRecord]
@@ -108,7 +99,7 @@ def test_weights_are_judged_by_the_labels_and_the_preprocessing_in_files_beside_
     right = {"checkpoint": base_folder / "model.safetensors", "model_args": ARGS, "preprocessing": preprocessing}
     expected = evaluate("vit_tiny_patch16_224", "digits", **right)
     for model in (tmp_path / "hub", tmp_path / "hub" / "model.safetensors"):
-        progress = Noting()
+        progress = RecordedProgress()
         assert evaluate(model, "digits", progress=progress).per_class == expected.per_class
         assert "0 is output 3, 1 is output 1, 2 is output 6" in progress.notes[-2]
         assert progress.notes[-2].endswith("as config.json beside the weights says")
@@ -116,7 +107,8 @@ def test_weights_are_judged_by_the_labels_and_the_preprocessing_in_files_beside_
             "preprocessing: crop_pct 1, interpolation bilinear, mean 0.2, std 0.3, as preprocessor_config.json beside "
             "the weights says"
         )
-    progress, named = Noting(), {"base_classes": list(map(str, range(10))), "preprocessing": {"mean": [0.5] * 3}}
+    progress = RecordedProgress()
+    named = {"base_classes": list(map(str, range(10))), "preprocessing": {"mean": [0.5] * 3}}
     evaluate(tmp_path / "hub", "digits", max_images=10, progress=progress, **named)
     said = " ".join(progress.notes)
     assert "preprocessor_config.json beside the weights says mean 0.2,0.2,0.2; --mean 0.5,0.5,0.5 is used" in said

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from recorded_progress import RecordedProgress
 from small_models import ARGS, random_base
 
 from edgevit.errors import DataError, OptionError, UnknownNameError
@@ -54,16 +55,8 @@ def test_classes_are_chosen_among_those_of_given_data(derived: Subject) -> None:
     assert open_judging(derived, None, progress=Silent()).class_names == ("3", "5")
 
 
-class Noted(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 def test_classes_of_given_data_that_the_model_does_not_have_are_named(base: Subject) -> None:
-    own, told = replace(base, class_names=("5", "3"), class_columns=(5, 3)), Noted()
+    own, told = replace(base, class_names=("5", "3"), class_columns=(5, 3)), RecordedProgress()
     assert open_judging(own, "digits", progress=told).class_names == ("5", "3")
     assert told.notes == ["not used: 8 classes of the data that the model does not have ('0', '1', '2', '4', ...)"]
     told.notes.clear()

@@ -13,6 +13,7 @@ import pytest
 import torch
 from foreign_onnx import PREPARED, quantised, write_vit
 from onnx import TensorProto, helper
+from recorded_progress import RecordedProgress
 
 from edgevit.board.models import find_file
 from edgevit.engines.run import evaluate, export
@@ -21,21 +22,12 @@ from edgevit.exporting.current import current_export
 from edgevit.exporting.importing import batch_and_opset, imported
 from edgevit.exporting.request import FilesRequest
 from edgevit.exporting.session import OnnxModel
-from edgevit.progress import Silent
 from edgevit.records.model_folder import ModelFolder
 
 QUICK: dict[str, Any] = {"preprocessing": PREPARED, "data": "digits"}
 
 
-class Told(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-def take(file: Path, told: Told | None = None, **options: Any) -> ModelFolder:
+def take(file: Path, told: RecordedProgress | None = None, **options: Any) -> ModelFolder:
     request = FilesRequest(model=file, out=file.with_suffix(""), **{**QUICK, **options})
     return ModelFolder(imported(request, told).model)
 
@@ -94,14 +86,14 @@ def test_folder_and_files_are_evaluated_alike_and_found_by_bench(exported: Path)
 
 
 def test_an_export_that_is_up_to_date_is_reused(exported: Path) -> None:
-    told = Told()
+    told = RecordedProgress()
     assert current_export(FilesRequest(model=exported, accuracy=False), told) == ModelFolder(exported).export.record()
     assert any("is up to date: reused" in text for text in told.notes)
 
 
 def test_the_same_file_with_the_same_answers_keeps_the_folder_and_another_is_refused(tmp_path: Path) -> None:
     file = write_vit(tmp_path / "m.onnx", depth=1)
-    folder, told = take(file), Told()
+    folder, told = take(file), RecordedProgress()
     (folder.path / "export").mkdir()
     assert take(file, told).path == folder.path and (folder.path / "export").is_dir()
     assert any(text.endswith("is up to date: kept") for text in told.notes)
@@ -110,7 +102,7 @@ def test_the_same_file_with_the_same_answers_keeps_the_folder_and_another_is_ref
 
 
 def test_what_is_assumed_and_recognised_is_told(tmp_path: Path) -> None:
-    told = Told()
+    told = RecordedProgress()
     take(write_vit(tmp_path / "m.onnx", depth=1), told, classes="3,5")
     assert told.notes[0].startswith("preprocessing: input_size 3,32,32, as its input is; interpolation bicubic")
     assert told.notes[1] == "recognised 1 blocks and 3 layer normalisations"
@@ -134,7 +126,7 @@ def test_without_data_nothing_is_known_of_classes_and_the_rest_goes_on(tmp_path:
 
 
 def test_labels_beside_the_file_name_its_outputs_with_data_and_without(tmp_path: Path) -> None:
-    file, told = write_vit(tmp_path / "m.onnx", depth=1), Told()
+    file, told = write_vit(tmp_path / "m.onnx", depth=1), RecordedProgress()
     digits = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]
     config = {"id2label": {str(output): str(digit) for output, digit in enumerate(digits)}}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -223,7 +215,7 @@ def test_a_typed_file_is_exported_and_judged_as_it_is(tmp_path: Path, precision:
     halved = precision == "fp16"
     file = write_vit(tmp_path / "m.onnx", depth=1, kind=TensorProto.FLOAT16 if halved else TensorProto.FLOAT)
     file = file if halved else quantised(file)
-    told, images = Told(), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    told, images = RecordedProgress(), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     report = export(file, out=tmp_path / "m", max_images=20, progress=told, **QUICK)
     taken = ModelFolder(tmp_path / "m")
     assert f"{file} is in {precision}: exported, judged and built as it is" in told.notes

@@ -11,6 +11,7 @@ import pytest
 import torch
 from model_folders import rewrite_spec
 from onnx.reference import ReferenceEvaluator
+from recorded_progress import RecordedProgress
 from safetensors.torch import load_file, save_file
 from seals import reseal
 from small_models import write_fewer_tokens, write_halves, write_headless, write_narrower, write_swin
@@ -21,7 +22,6 @@ from edgevit.errors import CheckpointError, DataError, ExportError, OptionError,
 from edgevit.exporting.gates import Tolerances
 from edgevit.exporting.session import OnnxModel
 from edgevit.network.checkpoint import load
-from edgevit.progress import Silent
 from edgevit.records.export import EXPORT_KIND, ExportRecord
 from edgevit.records.writing import file_sha256
 from edgevit.version import written_by
@@ -191,18 +191,11 @@ def test_a_model_whose_images_are_gone_exports_with_a_warning(make_derived: Deri
 
 @pytest.mark.slow
 def test_the_order_of_classes_that_is_assumed_of_a_base_is_told(base_folder: Path, make_derived: Derive) -> None:
-    class Told(Silent):
-        def __init__(self) -> None:
-            self.notes: list[str] = []
-
-        def note(self, text: str) -> None:
-            self.notes.append(text)
-
-    told = Told()
+    told = RecordedProgress()
     export(base_folder, data="digits", fp16=False, max_images=20, progress=told)
     (said,) = (text for text in told.notes if text.startswith("classes: 0 is output 0, 1 is output 1"))
     assert said.endswith("assumed from the data's own order: `edgevit base` with --base-classes FILE gives another")
-    told = Told()
+    told = RecordedProgress()
     export(make_derived(16, 16), fp16=False, max_images=20, progress=told)
     assert not any(text.startswith("classes:") for text in told.notes)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from recorded_progress import RecordedProgress
 from small_base import PREPROCESSING
 from tiny_cnn import write_cnn
 
@@ -15,24 +16,11 @@ from edgevit.data.task import open_task
 from edgevit.engines.run import evaluate
 from edgevit.errors import CheckpointError, DataError, EdgeVitError, ExportError, OptionError, OutputError
 from edgevit.exporting.ready_made import check_classifier, judge_ready_made
-from edgevit.progress import Silent
 from edgevit.records.derivation import DataRecord
 from edgevit.records.imported import ImportedDocument
 from edgevit.records.model_folder import ModelFolder
 
 OF_MODELS = {**PREPROCESSING, "input_size": [3, 32, 32], "crop_mode": "center"}
-
-
-class Told(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +38,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def judge(file: Path, data: DataRecord, told: Told | None = None) -> ImportedDocument:
-    return judge_ready_made(file, ModelFolder(file.with_suffix("")), data, OF_MODELS, told or Told())
+def judge(file: Path, data: DataRecord, told: RecordedProgress | None = None) -> ImportedDocument:
+    return judge_ready_made(file, ModelFolder(file.with_suffix("")), data, OF_MODELS, told or RecordedProgress())
 
 
 @pytest.mark.parametrize(("name", "columns"), [("some", [1, 0, 2]), ("all", [5, 3, 8])])
 def test_its_answers_to_the_same_images_are_recorded(
     files: Path, data: DataRecord, tmp_path: Path, name: str, columns: list[int]
 ) -> None:
-    file, told = Path(shutil.copy(files / f"{name}.onnx", tmp_path)), Told()
+    file, told = Path(shutil.copy(files / f"{name}.onnx", tmp_path)), RecordedProgress()
     document = judge(file, data, told)
     assert ModelFolder(tmp_path / name).imported() == document
     assert [(c.name, c.base_index) for c in document.classes] == list(zip(["5", "3", "8"], columns, strict=True))
@@ -75,7 +63,7 @@ def test_its_answers_to_the_same_images_are_recorded(
 
 
 def test_the_judgement_is_kept_with_the_file(files: Path, data: DataRecord, tmp_path: Path) -> None:
-    file, told = Path(shutil.copy(files / "some.onnx", tmp_path)), Told()
+    file, told = Path(shutil.copy(files / "some.onnx", tmp_path)), RecordedProgress()
     document = judge(file, data)
     written = (tmp_path / "some" / "onnx.json").stat().st_mtime_ns
     assert judge(file, data, told) == document and (tmp_path / "some" / "onnx.json").stat().st_mtime_ns == written
@@ -99,7 +87,7 @@ def test_a_file_that_was_imported_before_is_judged_where_it_lies(files: Path, da
 
 
 def test_names_and_preprocessing_beside_the_file_come_first(files: Path, data: DataRecord, tmp_path: Path) -> None:
-    file, told = Path(shutil.copy(files / "some.onnx", tmp_path)), Told()
+    file, told = Path(shutil.copy(files / "some.onnx", tmp_path)), RecordedProgress()
     config = {"id2label": {"0": "8", "1": "5", "2": "3"}, "pretrained_cfg": {"mean": [0.25] * 3}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     document = judge(file, data, told)

@@ -14,6 +14,7 @@ from typing import Any
 import bad_jobs
 import pytest
 from forks import Program, server
+from recorded_progress import RecordedProgress
 from seals import reseal
 from small_base import PLAN, write_checkpoint
 
@@ -77,7 +78,7 @@ def _models_outlive_what_is_told_of_them(plan_file: Path, file: Path, rows: dict
         ('{"schema": 1, "rows": 3}', "has 3 as rows"),
     ):
         file.unlink() if content is None else file.write_text(content)
-        noting = Noting()
+        noting = RecordedProgress()
         again = derive_many(plan_file, progress=noting)
         assert {(row.job, row.state, row.top1) for row in again} == {
             (name, "done", row["top1"]) for name, row in rows.items() if row["state"] == "done"
@@ -99,16 +100,6 @@ def test_the_error_of_a_job_names_keys_of_the_file() -> None:
     assert many.with_keys(error) == keys
 
 
-class Noting(Silent):
-    """A progress that remembers the warnings."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
-
-
 @pytest.mark.parametrize(
     ("content", "warned"),
     [
@@ -122,7 +113,7 @@ def test_a_folder_that_does_not_say_it_is_the_job_s_is_not_taken_for_it(
     plan: Any, content: str | None, warned: str | None
 ) -> None:
     job = read_jobs(plan())[0][0]
-    folder, noting = Path(job.out), Noting()
+    folder, noting = Path(job.out), RecordedProgress()
     folder.mkdir(parents=True)
     if content is not None:
         (folder / "derivation.json").write_text(content)

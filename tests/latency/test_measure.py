@@ -8,6 +8,7 @@ from threading import Event, Thread
 
 import pytest
 from places import STANDINS
+from recorded_progress import RecordedProgress
 from some_runs import DENSE, ON_A_BOARD
 
 from edgevit.board.bench import look
@@ -18,33 +19,15 @@ from edgevit.latency.measure import StackBench, scratch
 from edgevit.latency.stacks import Stack
 from edgevit.latency.store import Store
 from edgevit.latency.target import MeasurementTarget
-from edgevit.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 
 BASE, FFN = Stack(2, 2, 32, 256), Stack(2, 0, 0, 64)
 
 
-class Stages(Silent):
-    """Progress that keeps the names of stages, notes and warnings."""
-
-    def __init__(self):
-        self.names, self.notes, self.warnings = [], [], []
-
-    def note(self, text):
-        self.notes.append(text)
-
-    def warn(self, text):
-        self.warnings.append(text)
-
-    def stage(self, name, total=None, unit=""):
-        self.names.append(name)
-        return super().stage(name, total, unit)
-
-
 @contextmanager
 def opened(network, folder, target, progress=None):
-    told = progress or Stages()
+    told = progress or RecordedProgress()
     with open_board(target.board, ssh_config=target.ssh_config) as board, scratch() as files:
         setting = look(board, None, target.conditions(), told)
         yield StackBench(network, target, board, setting, Store.of({}, folder), BASE, told, files)
@@ -195,14 +178,14 @@ def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
     """With clocks that move, what is void is told, and measured again; where the way is lost, what went on is taken."""
     tree = board_tree("orin-nx-16gb-jetpack6.2")
     server = sshd(EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
-    target, stages = MeasurementTarget(board=server.host, ssh_config=server.config), Stages()
+    target, stages = MeasurementTarget(board=server.host, ssh_config=server.config), RecordedProgress()
     with opened(small_vit(), tmp_path / "costs", target, stages) as bench:
         bench.measure([FFN], 1)
         assert labels(bench) == {BASE.label: 1, FFN.label: 1}
         assert all(run.runner == "tensorrt" and run.precision == "fp16" for run in bench.store.runs())
         assert {s.stack for s in bench.samples("mj")} == {BASE, FFN}
         assert set(bench.store.engines()) == {BASE.label, FFN.label}
-        assert [name for name in stages.names if name.endswith(": build")] == [f"{s.text}: build" for s in (BASE, FFN)]
+        assert [name for name in stages.stages if name.endswith(": build")] == [f"{s.text}: build" for s in (BASE, FFN)]
         assert [p.name for p in bench.scratch.iterdir()] == [], "what was sent is not kept here, too"
     with opened(small_vit(), tmp_path / "costs", target, stages) as bench:
         facts = bench.setting.facts
@@ -211,7 +194,7 @@ def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
         with pytest.raises(UnfitBoardError, match=other):
             bench.measure([FFN], 2)
         assert len(bench.store.runs()) == 2 and bench.board.call("jobs") == {"jobs": []}
-    stages.names.clear()
+    stages.stages.clear()
     with opened(small_vit(), tmp_path / "costs", target, stages) as bench, moving_gpu_clock(tree) as stop:
         monkeypatch.setattr(measure, "POWER_WINDOW_S", 1.2)  # in which the clock is read several times
         monkeypatch.setattr(stages, "warn", lambda text: (stages.warnings.append(text), stop()))
@@ -221,7 +204,7 @@ def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
         assert min(Counter(s.stack for s in bench.samples("ms")).values()) == 2
         assert len(bench.store.runs()) > len(bench.samples("ms")), "what is void is kept, and not used"
 
-    class Cut(Stages):
+    class Cut(RecordedProgress):
         def stage(self, name, total=None, unit=""):
             if name.startswith("costs, round 2 "):
                 server.stop()
@@ -234,7 +217,7 @@ def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
         with pytest.raises(ConnectionLostError, match="bench goes on there"):
             bench.measure([FFN], 4)
     server.start()
-    stages.names.clear()
+    stages.stages.clear()
     with opened(small_vit(), tmp_path / "costs", target, stages) as bench:
         bench.measure([FFN], 4)
         assert any(note.endswith("collecting that one") for note in stages.notes)
@@ -246,4 +229,4 @@ def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
         bench.tidy()
         assert set(bench.store.engines()) == {BASE.label}, "which all that comes later is set against"
         assert len(list(files.glob("*.engine"))) == 1
-    assert not [name for name in stages.names if name.endswith(": build")], "engines are there from the first time"
+    assert not [name for name in stages.stages if name.endswith(": build")], "engines are there from the first time"

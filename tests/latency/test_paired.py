@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from model_folders import derivation_of
+from recorded_progress import RecordedProgress
 from some_runs import DENSE, ON_A_BOARD
 
 from edgevit.agent.records import Run
@@ -25,18 +26,6 @@ from edgevit.latency.rounds import MeasuredFigure
 from edgevit.latency.target import MeasurementTarget
 from edgevit.progress import Silent
 from edgevit.records.model_folder import ModelFolder
-
-
-class Notes(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 def turns(ratio: float, *, base_ms: float = 10.0, rounds: int = 8) -> list[Run]:
@@ -63,7 +52,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, *answers: list[Run]) -> None:
     monkeypatch.setattr(PairedBench, "_runs", lambda *_: tuple(next(given)))
 
 
-def measured(progress: Notes, base_cost: float) -> MeasuredFigure:
+def measured(progress: RecordedProgress, base_cost: float) -> MeasuredFigure:
     there = PairedBench(MeasurementTarget(), "ms", base_cost, progress)
     found = there.measure(Path("base"), Path("model"))
     assert there.clock is not None and found.value == pytest.approx(
@@ -112,7 +101,7 @@ def test_a_base_whose_engine_is_not_in_int8_has_other_costs_than_the_table(
 def test_a_model_takes_its_ratio_to_the_base_times_what_the_base_cost_by_the_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    notes = Notes()
+    notes = RecordedProgress()
     answer(monkeypatch, turns(0.4))
     found = measured(notes, 11.0)
     assert found.value == pytest.approx(0.4 * 11.0, rel=0.01) and found.repeats == 8
@@ -121,7 +110,7 @@ def test_a_model_takes_its_ratio_to_the_base_times_what_the_base_cost_by_the_tab
 
 
 def test_a_base_that_takes_another_time_than_by_the_table_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    notes = Notes()
+    notes = RecordedProgress()
     answer(monkeypatch, turns(0.4))
     measured(notes, 5.0)
     (told,) = notes.warnings
@@ -135,10 +124,10 @@ def test_rounds_are_added_until_the_interval_is_narrow_or_there_are_many(monkeyp
 
     wide, narrow = [0.36, 0.44] * 4, [0.4] * 8
     answer(monkeypatch, session(1, *wide), session(2, *narrow), session(3, *narrow))
-    found = measured(Notes(), 10.0)
+    found = measured(RecordedProgress(), 10.0)
     assert found.repeats == 24 and found.value == pytest.approx(4, rel=0.01)
     answer(monkeypatch, *(session(number, *wide) for number in range(4)))
-    assert measured(Notes(), 10.0).repeats == 32
+    assert measured(RecordedProgress(), 10.0).repeats == 32
 
 
 @pytest.mark.parametrize(("threads", "figure"), [("1", "processor"), ("2", "mean")])
@@ -159,7 +148,7 @@ def test_on_a_busy_machine_what_was_computed_counts(threads: str, figure: str) -
 def test_what_is_void_is_measured_again_and_told_and_refused_where_it_stays_void(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told, good = Notes(), turns(0.4)
+    told, good = RecordedProgress(), turns(0.4)
     hot = [replace(run, throttled=("soctherm",)) for run in good]
     answer(monkeypatch, hot, good, hot, hot)
     assert measured(told, 10.0).value == pytest.approx(4, rel=0.01)

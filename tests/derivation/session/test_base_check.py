@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from recorded_progress import RecordedProgress
 from safetensors.torch import load_file, save_file
 from small_base import ARGS, NAME
 
@@ -20,7 +21,6 @@ from edgevit.data.task import open_task
 from edgevit.derivation.session.base_check import Answers, in_rings, neighbours
 from edgevit.errors import DataError
 from edgevit.jobs.sweep.record import Sweep, SweepPoint, write_sweep
-from edgevit.progress import Silent
 from edgevit.records.model_folder import ModelFolder
 from edgevit.train.settings import Training
 
@@ -28,21 +28,7 @@ DIGITS = [str(i) for i in range(10)]
 PREPROCESSING = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 0.9, "interpolation": "bicubic"}
 
 
-class Told(Silent):
-    """Keeps what a person would read."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
-
-
-def derive(checkpoint: Path, out: Path, progress: Told | None = None, **options: Any) -> Any:
+def derive(checkpoint: Path, out: Path, progress: RecordedProgress | None = None, **options: Any) -> Any:
     given: dict[str, Any] = {"data": "digits", "classes": "3,5,8", "rate": 0.4, "training": Training(device="cpu")}
     given |= {"method": "nuwa", "options": {"purification": "none"}}  # the quickest: the check comes before it
     return edgevit.derive(
@@ -50,7 +36,7 @@ def derive(checkpoint: Path, out: Path, progress: Told | None = None, **options:
     )
 
 
-def write_base(checkpoint: Path, out: Path, progress: Told | None = None, **options: Any) -> Any:
+def write_base(checkpoint: Path, out: Path, progress: RecordedProgress | None = None, **options: Any) -> Any:
     given: dict[str, Any] = {"model_args": ARGS, "training": Training(device="cpu"), **options}
     return edgevit.base(NAME, checkpoint=checkpoint, out=out, progress=progress, **given)
 
@@ -69,7 +55,7 @@ def test_names_in_reverse_stop_the_work(digits_checkpoint: Path, tmp_path: Path)
 
 
 def test_names_in_reverse_are_gone_on_with_if_asked(digits_checkpoint: Path, tmp_path: Path) -> None:
-    told = Told()
+    told = RecordedProgress()
     made = derive(digits_checkpoint, tmp_path / "m", told, base_classes=DIGITS[::-1], accept_weak_base=True)
     assert made.record.assumptions.base_check.near_chance is True
     assert any("where chance is 10.0%" in warning for warning in told.warnings)
@@ -86,7 +72,7 @@ def test_a_supernetwork_is_not_trained_from_such_a_base(digits_checkpoint: Path,
 
 @pytest.mark.slow
 def test_two_names_exchanged_are_told_of(digits_checkpoint: Path, tmp_path: Path) -> None:
-    told, names = Told(), [*DIGITS]
+    told, names = RecordedProgress(), [*DIGITS]
     names[3], names[6] = "6", "3"
     derive(digits_checkpoint, tmp_path / "m", told, base_classes=names, classes=None)
     (warning,) = [warning for warning in told.warnings if "check the order of the base's outputs" in warning]
@@ -108,7 +94,7 @@ def exchanged(digits_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
 def test_an_assumed_order_that_several_classes_contradict_stops_the_work_though_their_other_halves_are_no_targets(
     exchanged: Path, tmp_path: Path
 ) -> None:
-    told = Told()
+    told = RecordedProgress()
     with pytest.raises(DataError, match=r"--base-classes FILE, or go on as it is with --accept-weak-base$"):
         derive(exchanged, tmp_path / "m", classes="0,3,5,8")
     made = derive(exchanged, tmp_path / "m", told, classes="0,3,5,8", accept_weak_base=True)
@@ -127,7 +113,7 @@ def test_an_assumed_order_that_several_classes_contradict_stops_the_work_though_
 def test_an_order_that_was_given_is_not_doubted_for_a_class_that_is_taken_for_another(
     exchanged: Path, tmp_path: Path, names: list[str]
 ) -> None:
-    told = Told()
+    told = RecordedProgress()
     derive(exchanged, tmp_path / "m", told, classes="0,3,5,8", base_classes=names)
     assert not [warning for warning in told.warnings if "--base-classes" in warning]
 
@@ -242,7 +228,7 @@ def test_a_base_that_is_read_with_a_crop_it_was_not_trained_with_stops_the_work(
         assert "--accept-weak-base" not in said and list(tmp_path.iterdir()) == []
 
     accept = {"accept_preprocessing": True}
-    cropped = derive(uncropped, tmp_path / "cropped", told := Told(), **asked, **accept)
+    cropped = derive(uncropped, tmp_path / "cropped", told := RecordedProgress(), **asked, **accept)
     (warning,) = [warning for warning in told.warnings if "--crop-pct" in warning]
     tried = cropped.record.assumptions.base_check.neighbours
     assert [n.option for n in tried] == [
@@ -254,7 +240,7 @@ def test_a_base_that_is_read_with_a_crop_it_was_not_trained_with_stops_the_work(
     for folder in ("cropped", "base"):
         assert f"**Warning:** {warning}." in (tmp_path / folder / "README.md").read_text()
 
-    told, asked = Told(), {**asked, "preprocessing": {"crop_pct": 1.0}}
+    told, asked = RecordedProgress(), {**asked, "preprocessing": {"crop_pct": 1.0}}
     whole = derive(uncropped, tmp_path / "whole", told, **asked)
     write_base(uncropped, tmp_path / "whole base", told, **asked)
     assert not [warning for warning in told.warnings if "--crop-pct" in warning]
@@ -296,7 +282,7 @@ def test_the_check_is_kept_for_the_next_derivation(
     framed: Path, uncropped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fresh cache"))
-    first, second = Told(), Told()
+    first, second = RecordedProgress(), RecordedProgress()
     asked = {"data": framed, "classes": None, "validation_fraction": 0.3, "accept_preprocessing": True}
     derive(uncropped, tmp_path / "first", first, **asked)
     write_base(uncropped, tmp_path / "second", second, **asked)

@@ -2,6 +2,7 @@
 
 import pytest
 from PIL import Image
+from recorded_progress import RecordedProgress
 from small_base import derive, write_checkpoint
 from small_models import ARGS, random_base
 
@@ -10,7 +11,6 @@ from edgevit.data.task import open_task
 from edgevit.derivation.session.opening import Opened, resumable
 from edgevit.errors import DataError, Interrupted
 from edgevit.network.checkpoint import describe
-from edgevit.progress import Silent
 from edgevit.records.unfinished import differences
 from edgevit.train.settings import Training
 
@@ -51,22 +51,15 @@ def test_an_unfinished_run_goes_on_with_the_same_images_and_not_with_others_of_t
     assert differences(first, resolved({"cat": 200, "dog": 10})) == ["the content of data differs"]
 
 
-class Warned(Silent):
-    def __init__(self):
-        self.lines = []
-
-    def warn(self, text):
-        self.lines.append(text)
-
-
 @pytest.mark.quick("42-0.3-True")
 @pytest.mark.parametrize(("seed", "fraction", "warned"), [(42, 0.1, False), (7, 0.1, True), (42, 0.3, True)])
 def test_images_that_the_base_was_made_with_are_not_held_out_without_a_word(tmp_path, seed, fraction, warned):
-    base, said = derive(write_checkpoint(tmp_path), tmp_path / "base", method="random", training={"steps": 0}), Warned()
+    base = derive(write_checkpoint(tmp_path), tmp_path / "base", method="random", training={"steps": 0})
+    said = RecordedProgress()
     edgevit.derive(
         base.folder, data="digits", classes="3,7", rate=0.1, method="random", out=tmp_path / "out", progress=said,
         training=Training(steps=0, device="cpu", seed=seed), validation_fraction=fraction, accept_weak_base=True,
     )  # fmt: skip
-    told = [line for line in said.lines if "images that are now held out" in line]
+    told = [line for line in said.warnings if "images that are now held out" in line]
     assert bool(told) == warned
     assert all("give --seed 42 --validation-fraction 0.1, by which it was made" in line for line in told)

@@ -16,6 +16,7 @@ import timm
 import torch
 from dense_networks import write_depth, write_frames
 from detectors import write_detectors
+from recorded_progress import RecordedProgress
 from safetensors.torch import save_file
 from small_base import fewer_digits
 from some_tables import rows, table
@@ -239,16 +240,8 @@ def test_a_budget_is_met_in_int8(asked: dict[str, Any], tmp_path: Path, monkeypa
     assert (tmp_path / "t" / "export" / "model.int8.onnx").is_file() and "fp16" not in report.parity
 
 
-class Notes(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 def test_rounds_correct_what_is_wrong_with_the_table(asked: dict[str, Any], tmp_path: Path, computed: Computed) -> None:
-    (made,) = edgevit.meet(NAME, ms=5.0, out=tmp_path / "t", progress=(progress := Notes()), **asked)
+    (made,) = edgevit.meet(NAME, ms=5.0, out=tmp_path / "t", progress=(progress := RecordedProgress()), **asked)
     first = next(note for note in progress.notes if note.startswith("round 1: "))
     assert re.search(r"the budget of 5 ms; it took \d+ (s|min), at most 4 more follow$", first)
     met = made.record.met
