@@ -107,4 +107,4 @@ def refuse_training(request: Deriving) -> None:
         UnknownNameError, OptionError: it cannot, or has no such options.
     """
     method = find_method(request.method)
-    method.check_training(method.make_config(request.settings), request.training)
+    method.check_training(method.make_config(request.options), request.training)

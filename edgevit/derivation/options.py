@@ -121,11 +121,6 @@ def refuse_linear(method: str, budget: str) -> None:
         )
 
 
-def methods_with(option: str) -> list[str]:
-    """The methods that have an option of this name."""
-    return [name for name in method_names() if option in {field.name for field in describe(name).options}]
-
-
 def read_options(owner: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Convert options, by value or by text, to the arguments of the Config of a method, or of the super-network.
 

@@ -26,7 +26,7 @@ from edgevit.data.request import (
 from edgevit.derivation.allocate.budget import MEASURED_BUDGETS, make_budget
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.methods import baseline_names, method_names, own_method_names
-from edgevit.derivation.options import SUPERNET, describe, methods_with, parse_assignments, read_options, refuse_linear
+from edgevit.derivation.options import SUPERNET, describe, parse_assignments, read_options, refuse_linear
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.network.request import BASE, BaseOptions
 from edgevit.numbers import check_number
@@ -396,10 +396,6 @@ class Deriving(Request):
             TRAINING,
         ),
     ] = None
-    finetune_epochs: Annotated[
-        int | None,
-        Option("Number of training epochs after pruning, for methods that count epochs; or give --steps.", TRAINING),
-    ] = None
     unlabelled: Annotated[
         Path | str | None,
         Option(
@@ -413,24 +409,6 @@ class Deriving(Request):
     cache: Cache = True
     resume: Annotated[bool, Option(_RESUME.format("derivation"), OUTPUT, common=True)] = False
     overwrite: Annotated[bool, _OVERWRITE] = False
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The options of the method, `finetune_epochs` among them.
-
-        Raises:
-            OptionError: the method does not count in passes, or the steps are given, too.
-        """
-        if self.finetune_epochs is None:
-            return self.options
-        if self.method not in (able := methods_with("finetune_epochs")):
-            methods = " or ".join(able)
-            raise OptionError(
-                f"--finetune-epochs is for --method {methods}, and the method is {self.method!r}; give --steps"
-            )
-        if self.training.steps is not None:
-            raise OptionError("--steps and --finetune-epochs exclude each other; give one of them")
-        return {**self.options, "finetune_epochs": self.finetune_epochs}
 
     @property
     def finetunes_base(self) -> bool:
@@ -545,7 +523,7 @@ class DeriveRequest(Deriving):
         # A jobs file has no key for overwriting, so that its jobs cannot ask for it.
         self._check_out(resume=self.resume, overwrite=None if self.job else self.overwrite)
         self._check_output()
-        self._check(base, self.method, self.settings, self.unlabelled)
+        self._check(base, self.method, self.options, self.unlabelled)
 
     def _check_start(self) -> None:
         """Refuse a wrong choice of the network to cut."""

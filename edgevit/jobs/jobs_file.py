@@ -203,7 +203,7 @@ def lay_out(layout: Layout, file: Path) -> list[DeriveJob]:
         jobs.append(_job(layout, entry, tasks[entry.task], budgets[entry.budget], methods[entry.method], file))
     for job in jobs:
         request = job.request()
-        read_options(request.method, request.settings)
+        read_options(request.method, request.options)
         make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
     _refuse_shared_folders(jobs, file)
     return tasks_side_by_side(jobs, layout.workers)

@@ -94,7 +94,7 @@ def _refuse_method(request: MeetRequest, network: Network) -> None:
     """Raise OptionError for a method that cannot cut this base, before a cost is measured for it."""
     policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
     method = find_method(request.method)
-    refuse_base(method, method.make_config(request.settings), network, policy)
+    refuse_base(method, method.make_config(request.options), network, policy)
 
 
 def _check_base(request: MeetRequest, progress: Progress) -> None:

@@ -304,7 +304,7 @@ class GrowingTable:
         self.policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
         self.energy = request.quantity == "mj"
         method = find_method(request.method)
-        config = method.make_config(request.on_its_base().settings)
+        config = method.make_config(request.on_its_base().options)
         space = method.search_space(self.network, config, self.policy)
         self.tokens = space.tokens
         self.narrower = 0 < space.embed < self.network.geometry.embed

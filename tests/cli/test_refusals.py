@@ -63,7 +63,6 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*DERIVE, "--set", "nuwa.ridge=1"], "an option of 'nuwa', but the method is 'forge'"),
     ([*DERIVE, "--classes", "cat,dgo"], "no class 'dgo'; did you mean 'dog'"),
     ([*DERIVE, "--interpolation", "cubic"], "--interpolation cubic is unknown"),
-    ([*DERIVE, "--finetune-epochs", "3"], "--finetune-epochs is for --method heart or nuwa"),
     # numbers
     ([*DERIVE, "--lr", "0"], "--lr 0"),
     ([*DERIVE, "--reject", "2"], "--reject 2"),

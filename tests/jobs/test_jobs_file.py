@@ -65,7 +65,6 @@ JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
     ("changed", "error", "told"),
     [
         ({"board": "orin"}, JobsError, "board says how models are measured; derive-many measures nothing"),
-        ({"finetune_epochs": 2}, JobsError, "--steps and --finetune-epochs exclude each other"),
         ({"tsks": []}, JobsError, r"jobs.yaml has the unknown key 'tsks'; did you mean 'tasks'"),
         ({"budgets": [{"name": "x", "rat": 0.5}]}, JobsError, r"the unknown key 'budgets.0.rat'; did you mean 'rate'"),
         ({"base": None}, JobsError, r"jobs.yaml lacks base; `edgevit derive-many --example` prints"),

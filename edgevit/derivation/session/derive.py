@@ -116,7 +116,7 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
     assert request.base is not None
     earlier = ModelFolder(Path(request.base)).plan()  # refuses a newer version before anything is opened
     method = find_method(request.method)
-    config = method.make_config(request.settings)
+    config = method.make_config(request.options)
     method.check_training(config, training)
     policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
     base = open_network(request.base, **request.opening(), progress=progress)

@@ -236,7 +236,7 @@ def _reason(request: DeriveRequest, network: Network) -> str:
     """Why no model of this base keeps its budget; empty: one may."""
     policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
     method = find_method(request.method)
-    config = method.make_config(request.settings)
+    config = method.make_config(request.options)
     params = sum(parameter.numel() for parameter in network.parameters())
     # With the smallest head, as the classes of the task are not counted yet.
     restricted = with_classes(network, [0])
