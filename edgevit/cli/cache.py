@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 
 def main(
-    all: Annotated[
-        bool, typer.Option("--all", help="Show every entry instead of one line per base.", rich_help_panel="Cache")
-    ] = False,
     clear: Annotated[bool, typer.Option("--clear", help="Remove all entries.", rich_help_panel="Cache")] = False,
     json: JsonFlag = False,
 ) -> None:
@@ -31,7 +28,7 @@ def main(
     entries += cache.folders(clear=clear)
     total = sum(entry.bytes for entry in entries)
     if entries and not clear:
-        console.show(_entries_table(entries) if all else _bases_table(entries))
+        console.show(_bases_table(entries))
     console.show(f"{'removed' if clear else 'holding'} {len(entries)} entries, {total / 1e6:.1f} MB, in {folder}")
     shown = [
         {"entry": e.file.stem, "what": e.kind, "base": e.base, "task": e.task, "bytes": e.bytes, "used_s": e.used_s}
@@ -53,18 +50,6 @@ def _bases_table(entries: Sequence[CacheEntry]) -> Table:
     for base, of_base in by_base.items():
         size = sum(entry.bytes for entry in of_base)
         table.add_row(base or "not stated", str(len(of_base)), f"{size / 1e6:.1f}", _age(of_base[0]))
-    return table
-
-
-def _entries_table(entries: Sequence[CacheEntry]) -> Table:
-    """One row per entry."""
-    from rich.table import Table
-
-    table = Table("what", "base", "first made for", "MB", "last used", "entry")
-    table.columns[3].justify = "right"
-    for entry in entries:
-        name = entry.file.stem.rpartition("-")[2][:12]
-        table.add_row(entry.kind, entry.base, entry.task, f"{entry.bytes / 1e6:.1f}", _age(entry), name)
     return table
 
 

@@ -25,7 +25,6 @@ def test_entries_are_shown_with_what_they_were_made_for_and_cleared(cache: Cache
     shown = edgevit_main("cache")
     assert shown.code == 0 and shown.out.splitlines()[-1].startswith("holding 1 entries, 0.0 MB, in ")
     assert "deit_tiny" in shown.out and "birds" not in shown.out
-    assert all(word in edgevit_main("cache", "--all").out for word in ("curves", "deit_tiny", "birds"))
     (entry,) = json.loads(edgevit_main("cache", "--json").out)["entries"]
     assert (entry["what"], entry["base"], entry["task"]) == ("curves", "deit_tiny", "birds") and entry["bytes"] > 4000
     cache.tensors("masks", {"of": "a base"}, lambda: {"mask": torch.zeros(1000)})
