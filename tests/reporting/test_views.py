@@ -97,7 +97,7 @@ def test_a_super_network_is_not_called_a_base(tmp_path: Path) -> None:
     write_folder(tmp_path / "net")
     ModelFolder(tmp_path / "net").supernet_file.write_text("{}")
     net = gather([tmp_path])
-    assert "2 outputs, a super-network: `edgevit show` draws its" in model_view(net.models[0], "m0", net, [])["summary"]
+    assert "2 outputs, a super-network: `edgevit show` lists its" in model_view(net.models[0], "m0", net, [])["summary"]
 
 
 def test_a_base_says_that_it_is_one(found: Evidence) -> None:
