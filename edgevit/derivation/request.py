@@ -41,6 +41,7 @@ D = TypeVar("D", bound="Deriving")
 
 _HEADS = ("subset", "full")
 _STARTS = ("base", "finetuned", "better")
+_BUDGETS_OF = ("pyramid", "whole")
 _TOKEN_OUTPUTS: Mapping[str, TokenOutput] = {
     "features:patches": "patches", "features:class,patches": "class,patches",
 }  # fmt: skip
@@ -497,6 +498,14 @@ class DeriveRequest(Deriving):
     ms: Annotated[float | None, Option(MS, BUDGET, metavar="NUMBER", common=True)] = None
     mj: Annotated[float | None, Option(MJ, BUDGET, metavar="NUMBER", common=True)] = None
     fps: Annotated[float | None, Option(FPS, BUDGET, metavar="NUMBER", common=True)] = None
+    budget_of: Annotated[
+        str,
+        Option(
+            "What --rate and --macs count of a detector: pyramid (backbone and pyramid, which are cut) or whole (with "
+            "the most proposals that it takes).",
+            SHAPE,
+        ),
+    ] = _BUDGETS_OF[0]
     cost_table: CostTableFile = None
     # The minimum sizes of the remaining blocks, by number; all other blocks are removed.
     at_least: Mapping[int, BlockDims] | None = None
@@ -562,6 +571,10 @@ class DeriveRequest(Deriving):
                 refuse_linear(self.method, self.measured)
             table = None if self.cost_table is None else load_cost_table(self.cost_table)
         make_budget(_NO_LIMIT, _NO_LIMIT, **self.budget(), table=table)
+        if self.budget_of not in _BUDGETS_OF:
+            raise UnknownNameError("part of a detector", self.budget_of, _BUDGETS_OF)
+        if self.budget_of == "whole" and self.rate is None and self.macs is None:
+            raise OptionError("--budget-of whole is for --rate and --macs; leave it out")
 
     def budget(self) -> dict[str, Any]:
         """The budgets by name; exactly one is not None."""

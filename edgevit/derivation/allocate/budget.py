@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import inf
@@ -125,8 +125,12 @@ def make_budget(
     mj: float | None = None,
     fps: float | None = None,
     table: CostTable | None = None,
+    rest: int = 0,
 ) -> Budget:
     """Make a budget of exactly one of these; milliseconds, millijoules and images per second need a table.
+
+    Args:
+        rest: MACs that stay and are not among those of the base, of which a rate or MACs are to be, too.
 
     Raises:
         OptionError: none or several are given, or the budget is not below the base.
@@ -150,17 +154,34 @@ def make_budget(
         if not 0 < rate < 1:
             hint = f"to leave the base as it is, {_USE_BASE}" if rate == 0 else "0.6 leaves 40 % of the base's MACs"
             raise OptionError(f"--rate {rate:g} is not between 0 and 1; {hint}")
-        return Budget("macs", remainder(base_macs, rate), base_macs, f"rate {rate:g}")
+        return _without(rest, Budget("macs", remainder(base_macs + rest, rate), base_macs, f"rate {rate:g}"))
     quantity: Quantity = "macs" if macs is not None else "params"
     count = macs if macs is not None else params
     assert count is not None
-    limit, base = parse_count(count, quantity), base_macs if quantity == "macs" else base_params
+    limit, base = parse_count(count, quantity), base_macs + rest if quantity == "macs" else base_params
     if limit >= base:
         name = _NAMES[quantity]
         raise OptionError(
             f"--{quantity} {count} is not below the base's {format_count(base)} {name}; give less, or {_USE_BASE}"
         )
-    return Budget(quantity, limit, base, f"{quantity} {count}")
+    return _without(rest, Budget(quantity, limit, base_macs if rest else base, f"{quantity} {count}"))
+
+
+def _without(rest: int, budget: Budget) -> Budget:
+    """The budget of what can be cut, of one that counts a rest, too.
+
+    Raises:
+        OptionError: the rest alone is above it.
+    """
+    if not rest:
+        return budget
+    option = f"{budget.option} of the whole"
+    if budget.limit <= rest:
+        raise OptionError(
+            f"{option} leaves {format_count(budget.limit)} MACs, and what reads the pyramid has {format_count(rest)}: "
+            f"try --rate {0.9 * budget.base / (budget.base + rest):.2g}, or --budget-of pyramid"
+        )
+    return replace(budget, limit=budget.limit - rest, option=option)
 
 
 def _measured(name: str, number: float, table: CostTable | None) -> Budget:

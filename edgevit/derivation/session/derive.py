@@ -36,6 +36,7 @@ from edgevit.derivation.session.rejection import RejectionImages, find_rejection
 from edgevit.derivation.session.resolved import ResolvedDerivation, training_record
 from edgevit.derivation.session.start import start_from
 from edgevit.derivation.solve.head import open_task_for
+from edgevit.errors import OptionError
 from edgevit.network.checkpoint import Headless, Model, derived_spec, open_network
 from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network
@@ -82,7 +83,13 @@ def _budget(
     table = None if request.cost_table is None else load_cost_table(request.cost_table)
     if table is not None:
         table.check(base.spec.family, base.spec.blocks, geometry, policy)
-    budget = make_budget(base.spec.macs, base.spec.params, **request.budget(), table=table)
+    rest = 0
+    if request.budget_of == "whole":
+        if base.spec.rest is None:
+            what = "the parts of this detector are not torchvision's" if base.spec.output == "boxes" else "it is none"
+            raise OptionError(f"--budget-of whole is for detectors whose MACs are counted, and {what}; leave it out")
+        rest = base.spec.rest.macs
+    budget = make_budget(base.spec.macs, base.spec.params, **request.budget(), table=table, rest=rest)
     refuse_silent(method, method.search_space(network, config, policy), budget.prices)
     budget = replace(budget, at_least=request.at_least, at_least_embed=request.at_least_embed)
     method.check(config, Target(network, budget, policy, images))

@@ -14,7 +14,7 @@ from edgevit.derivation import methods
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.cost_table import load_cost_table
 from edgevit.derivation.allocate.policy import POLICIES
-from edgevit.errors import BudgetError, CostTableError
+from edgevit.errors import BudgetError, CostTableError, OptionError
 from edgevit.network.network import Network
 from edgevit.train.settings import Training
 
@@ -136,3 +136,13 @@ def test_heart_is_refused_by_a_table_that_says_nothing_of_fewer_tokens(derive, t
 def test_a_rate_leaves_what_it_says_to_the_last_mac():
     rates = {0.9: 100, 0.934: 66, 0.95: 50, 0.5: 500, 0.0999: 900}
     assert {rate: make_budget(1000, 1, rate=rate).limit for rate in rates} == rates
+
+
+def test_a_budget_of_the_whole_leaves_what_stays_beside_what_is_cut():
+    of_rate, of_macs = make_budget(1000, 1, rate=0.4, rest=250), make_budget(1000, 1, macs=750, rest=250)
+    assert (of_rate.limit, of_rate.base, of_rate.option) == (500, 1000, "rate 0.4 of the whole")
+    assert (of_macs.limit, of_macs.base) == (500, 1000)
+    with pytest.raises(OptionError, match=r"leaves 125 MACs, and what reads the pyramid has 250: try --rate 0.72, or"):
+        make_budget(1000, 1, rate=0.9, rest=250)
+    with pytest.raises(OptionError, match=r"--macs 1300 is not below the base's 1.25 k MACs"):
+        make_budget(1000, 1, macs=1300, rest=250)

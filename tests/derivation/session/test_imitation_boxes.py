@@ -77,6 +77,19 @@ def test_the_pyramid_is_like_the_bases_and_both_are_judged(derived: Any, file: P
     assert derived.record.map is None and "module.detector" in (derived.folder / "README.md").read_text()
 
 
+def test_a_budget_may_be_of_the_whole_detector(derived: Any, file: Path, data: Path, tmp_path: Path) -> None:
+    rest, base = derived.model.spec.rest.macs, derived.model.spec.base.macs
+    whole = rest + base * 6 // 10
+    made = derive(f"{file}:build", data, tmp_path / "model", rate=None, macs=whole, budget_of="whole")
+    spec, budget = made.model.spec, made.record.budget
+    assert 0.58 * base < spec.macs <= whole - rest == budget.limit and budget.base == base
+    assert budget.option == f"macs {whole} of the whole"
+    with pytest.raises(OptionError, match=r"of the whole leaves .* MACs, and what reads the pyramid has"):
+        derive(f"{file}:build", data, tmp_path / "none", rate=0.99, budget_of="whole")
+    with pytest.raises(OptionError, match="--budget-of whole is for --rate and --macs"):
+        derive(f"{file}:build", data, tmp_path / "none", rate=None, params="1M", budget_of="whole")
+
+
 def test_evaluate_agrees_with_the_record_by_class(derived: Any, data: Path) -> None:
     judged = edgevit.evaluate(derived.folder, data)
     assert judged.detections == derived.record.boxes.derived and judged.images == 8
