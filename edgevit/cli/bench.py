@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from os.path import abspath
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,14 +11,12 @@ import typer
 from edgevit.cli import arguments
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
-from edgevit.errors import EdgeVitError
 
 if TYPE_CHECKING:
     from edgevit.agent.records import Run
     from edgevit.board.bench import Bench, Setting
     from edgevit.board.comparison import Comparison, Row
     from edgevit.board.gates import Gate, Verdict
-    from edgevit.board.layers import LayerProfile
     from edgevit.board.request import BenchRequest
     from edgevit.reporting.request import JudgingRequest
 
@@ -57,16 +55,13 @@ def main(
         runs.append(run)
         keep(run.to_json() + "\n")
 
-    def keep_profile(profile: LayerProfile) -> None:
-        keep_layers(line_of(profile))
-
     done = None
     try:
         done = bench(
             request,
             before=lambda setting, runner: _check_gates(gates, request, setting, runner),
             on_run=on_run,
-            on_profile=keep_profile,
+            on_profile=lambda profile: keep_layers(line_of(profile)),
             progress=console.progress,
         )
     finally:  # a batch size that fails, a full disk or Ctrl-C does not hide what was measured before it
@@ -76,7 +71,7 @@ def main(
     in_turns = compare_within(runs) if len(request.models) > 1 else []
     _show_in_turns(console, runs, in_turns)
     _show_setting(console, done)
-    layers = _show_layers(console, request, done, keep_profile)
+    layers = _show_layers(console, done)
     verdicts = verdicts_of(gates, runs)
     comparisons = compare_runs(earlier, runs, force=judging.force) if earlier else []
     _show_judged(console, verdicts, comparisons)
@@ -87,40 +82,14 @@ def main(
     return exit_code(verdicts, runs)
 
 
-def _show_layers(
-    console: Console, request: BenchRequest, done: Bench, keep: Callable[[LayerProfile], None]
-) -> list[dict[str, object]]:
-    """Show the profiled layers, next to those of the base of a derived model; return them for JSON."""
+def _show_layers(console: Console, done: Bench) -> list[dict[str, object]]:
+    """Show the profiled layers; return them for JSON."""
     from edgevit.cli.layers import show_breakdowns
     from edgevit.reporting.layers import break_down
 
-    of_base = profiles_of_base(console, request, keep)
-    breakdowns = [break_down(profile) for profile in (*of_base, *done.profiles)]
+    breakdowns = [break_down(profile) for profile in done.profiles]
     show_breakdowns(console, breakdowns)
     return list(map(asdict, breakdowns))
-
-
-def profiles_of_base(
-    console: Console, request: BenchRequest, keep: Callable[[LayerProfile], None]
-) -> Sequence[LayerProfile]:
-    """Profile the base of a single derived model; its runs are neither kept nor judged."""
-    from edgevit.board.bench import bench
-
-    if not request.conditions.layers or len(request.models) > 1:
-        return ()
-    base = base_of(request.models[0])
-    if base is None:
-        if _derived_from(request.models[0]):
-            console.warn(
-                "its base is not beside it: there is no model folder of it; the last line says how to make one"
-            )
-        return ()
-    try:
-        alone = replace(request, models=(base,), labels=None)
-        return bench(alone, on_profile=keep, progress=console.progress).profiles
-    except EdgeVitError as error:
-        console.warn(f"its base is not beside it: {error}")
-        return ()
 
 
 def _check_gates(gates: list[Gate], request: BenchRequest, setting: Setting, runner: str) -> None:

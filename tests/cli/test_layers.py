@@ -16,9 +16,6 @@ from some_layers import PROFILE
 import edgevit
 from edgevit.board.comparison import load_runs
 from edgevit.board.layers import line_of, load_profiles
-from edgevit.board.request import BenchRequest, Conditions
-from edgevit.cli.bench import profiles_of_base
-from edgevit.cli.console import Console
 from edgevit.records.derivation import DERIVATION_KIND
 from edgevit.records.engine import ENGINE_KIND
 from edgevit.records.model_folder import ModelFolder
@@ -36,32 +33,26 @@ def words(text: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_derived_model_is_beside_its_base_where_that_is_exported(
-    edgevit_main: Any, small_vit: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_layers_of_a_derived_model_and_its_base_are_shown_side_by_side(
+    edgevit_main: Any, small_vit: Any, tmp_path: Path
 ) -> None:
     weights = tmp_path / "w.safetensors"
     save_file(small_vit().state_dict(), weights)
     folders, output = [tmp_path / name for name in ("base", "t1")], tmp_path / "runs.jsonl"
     for folder in folders:
         edgevit.base(NAME, checkpoint=weights, model_args=SMALL, out=folder)
+        edgevit.export(folder, accuracy=False, fp16=False)
     ModelFolder(folders[1]).derivation_file.write_text(DERIVATION_KIND.text(derivation_of(None)))
-    edgevit.export(folders[1], accuracy=False, fp16=False)
-    request = BenchRequest(models=(folders[1],), conditions=Conditions(layers=True, threads=1))
-    assert profiles_of_base(Console(), request, keep=lambda profile: None) == ()
-    assert "its base is not beside it" in capsys.readouterr().err
-    folders[0].rename(tmp_path / "elsewhere")
-    assert profiles_of_base(Console(), request, keep=lambda profile: None) == ()
-    assert "there is no model folder of it" in words(capsys.readouterr().err)
-    (tmp_path / "elsewhere").rename(folders[0])
-    edgevit.export(folders[0], accuracy=False, fp16=False)
-    done = edgevit_main("bench", folders[1], "--layers", "--output", output, "--gate", "p50>1us", *FAST)
-    assert done.code == 0 and "t1 over base" in words(done.out) and done.out.count(" pass ") == 1, done.err
+    alone = edgevit_main("bench", folders[1], "--layers", *FAST)
+    assert f"Next: edgevit bench {folders[0]} {folders[1]} --" in words(alone.out) and "--layers" in alone.out
+    done = edgevit_main("bench", *folders, "--layers", "--repeat", 1, "--output", output, "--gate", "p50>1us", *FAST)
+    assert done.code == 0 and "t1 over base" in words(done.out) and done.out.count(" pass ") == 2, done.err
     for text in ("where the time goes, profiled, batch 1", "block by block, ms", "between layers:"):
         assert text in words(done.out), text
     assert "t1: the profiler made an inference" in words(done.out)
-    assert [run.label for run in load_runs(output)] == ["t1"], "the base's runs are neither kept nor judged"
+    assert {run.label for run in load_runs(output)} == {"base", "t1"}
     kept = tmp_path / "runs.layers.jsonl"
-    assert [profile.label for profile in load_profiles(kept)] == ["t1", "base"]
+    assert {profile.label for profile in load_profiles(kept)} == {"base", "t1"}
     assert "holds profiled layers, which are no latencies; see `edgevit show" in edgevit_main("compare", kept).error
     shown = edgevit_main("show", kept)
     assert shown.code == 0 and "where the time goes, profiled" in shown.out and "t1: the profiler made" in shown.out
