@@ -117,6 +117,8 @@ def remainder(base: int, rate: float) -> int:
 def make_budget(
     base_macs: int,
     base_params: int,
+    rest: int = 0,
+    /,
     *,
     rate: float | None = None,
     macs: str | float | None = None,
@@ -125,7 +127,6 @@ def make_budget(
     mj: float | None = None,
     fps: float | None = None,
     table: CostTable | None = None,
-    rest: int = 0,
 ) -> Budget:
     """Make a budget of exactly one of these; milliseconds, millijoules and images per second need a table.
 

@@ -89,7 +89,7 @@ def _budget(
             what = "the parts of this detector are not torchvision's" if base.spec.output == "boxes" else "it is none"
             raise OptionError(f"--budget-of whole is for detectors whose MACs are counted, and {what}; leave it out")
         rest = base.spec.rest.macs
-    budget = make_budget(base.spec.macs, base.spec.params, **request.budget(), table=table, rest=rest)
+    budget = make_budget(base.spec.macs, base.spec.params, rest, **request.budget(), table=table)
     refuse_silent(method, method.search_space(network, config, policy), budget.prices)
     budget = replace(budget, at_least=request.at_least, at_least_embed=request.at_least_embed)
     method.check(config, Target(network, budget, policy, images))

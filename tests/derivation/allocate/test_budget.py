@@ -139,10 +139,10 @@ def test_a_rate_leaves_what_it_says_to_the_last_mac():
 
 
 def test_a_budget_of_the_whole_leaves_what_stays_beside_what_is_cut():
-    of_rate, of_macs = make_budget(1000, 1, rate=0.4, rest=250), make_budget(1000, 1, macs=750, rest=250)
+    of_rate, of_macs = make_budget(1000, 1, 250, rate=0.4), make_budget(1000, 1, 250, macs=750)
     assert (of_rate.limit, of_rate.base, of_rate.option) == (500, 1000, "rate 0.4 of the whole")
     assert (of_macs.limit, of_macs.base) == (500, 1000)
     with pytest.raises(OptionError, match=r"leaves 125 MACs, and what reads the pyramid has 250: try --rate 0.72, or"):
-        make_budget(1000, 1, rate=0.9, rest=250)
+        make_budget(1000, 1, 250, rate=0.9)
     with pytest.raises(OptionError, match=r"--macs 1300 is not below the base's 1.25 k MACs"):
-        make_budget(1000, 1, macs=1300, rest=250)
+        make_budget(1000, 1, 250, macs=1300)
