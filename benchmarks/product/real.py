@@ -214,13 +214,15 @@ def ensure_pictures(cache: Path = CACHE) -> Path:
 
 def ensure_clothes(fold: int, cache: Path = CACHE) -> Path:
     """Return a folder of train/ and val/ with photographs of clothes: those of this fold, in no other fold."""
+    from edgevit.data.sources import Part
     from edgevit.data.sources.idx import open_source
 
     folder = cache / f"real-clothes-{fold}"
     if not folder.is_dir():
         source = open_source(str(FASHION_MNIST))
         with complete_folder(folder) as partial:
-            for part, place in (("train", "train"), ("test", "val")):
+            places: dict[Part, str] = {"train": "train", "test": "val"}
+            for part, place in places.items():
                 count = CLOTHES[place]
                 for name in source.class_names:
                     (partial / place / name).mkdir(parents=True)
