@@ -279,6 +279,7 @@ def derive(
     ms: float | None = None,
     mj: float | None = None,
     fps: float | None = None,
+    budget_of: str = 'pyramid',
     cost_table: Path | str | None = None,
     preprocessing: Mapping[str, Any] = ...,
     training: Training = ...,
