@@ -5,6 +5,7 @@
     python -m benchmarks.product.fleet --planned 10000          # a plan of so many derivations: read and listed
     python -m benchmarks.product.fleet --simulated              # 50 workers with the times of the records
     python -m benchmarks.product.fleet --before CHECKOUT        # 24 by derive-many: this edgevit against another one
+    python -m benchmarks.product.fleet --time-left              # of 12 derivations with exports, shown against true
 
 A derivation is of a small random ViT on digits, by NuWa without training, so that what is not derivation is as large a
 share as it gets. Exports are left out: each compiles the network for seconds where TensorRT-RTX is. The overhead of a
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -37,10 +39,11 @@ from safetensors.torch import save_file
 from benchmarks.markdown import RECORDS, load, screen, table
 from edgevit.agent.kernel import read_bytes
 from edgevit.jobs.fleet.plan import FleetJob, read_plan
-from edgevit.jobs.fleet.run import refuse_impossible
+from edgevit.jobs.fleet.run import fleet, refuse_impossible
 from edgevit.jobs.fleet.stages import carry_out
 from edgevit.jobs.fleet.states import JobRecord
 from edgevit.jobs.runners import Job, JobQueue, makespan, run_in_processes
+from edgevit.progress import Silent
 from edgevit.version import written_by
 
 RESULTS = RECORDS / "fleet.json"
@@ -64,14 +67,19 @@ COMMON = {
 }
 
 
+def write_base(file: Path, **args: int) -> dict[str, Any]:
+    """Write a base with random weights; return its keys in a plan."""
+    torch.manual_seed(0)
+    weights = timm.create_model(NAME, num_classes=10, **args).state_dict()
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, file)
+    return {"base": NAME, "checkpoint": str(file), "model_args": args}
+
+
 def write_plan(folder: Path, tasks: int, budgets: int, *, jobs_file: bool = False) -> Path:
     """Write a base and a plan of so many tasks and budgets; or the same as a jobs file of derive-many."""
-    torch.manual_seed(0)
-    weights = timm.create_model(NAME, num_classes=10, **ARGS).state_dict()
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "base.safetensors")
     subsets = [c for size in range(2, 10) for c in combinations(range(10), size)]
     chosen = random.Random(0).sample(subsets, tasks)
-    base = {"base": NAME, "checkpoint": str(folder / "base.safetensors"), "model_args": ARGS}
+    base = write_base(folder / "base.safetensors", **ARGS)
     plan = {
         **COMMON,
         "out": str(folder / "models"),
@@ -84,6 +92,20 @@ def write_plan(folder: Path, tasks: int, budgets: int, *, jobs_file: bool = Fals
     else:
         plan |= {"threads": 1, "bases": [{"name": "tiny", **base, "preprocessing": plan.pop("preprocessing")}]}
     file = folder / "plan.yaml"
+    file.write_text(yaml.safe_dump(plan))
+    return file
+
+
+def write_trained_plan(folder: Path) -> Path:
+    """Write a plan of 2 bases x 3 tasks x 2 budgets, in which models are trained, too."""
+    file = write_plan(folder, 3, 2)
+    plan = yaml.safe_load(file.read_text())
+    (small,) = plan["bases"]
+    for name, depth in (("shallow", 2), ("deep", 4)):
+        base = write_base(folder / f"{name}.safetensors", **{**ARGS, "img_size": 32, "depth": depth})
+        plan["bases"].append({**small, **base, "name": name})
+    plan = {**plan, "bases": plan["bases"][1:], "methods": [{"name": "forge"}]}
+    plan["training"] |= {"steps": 40, "evaluations": 2}
     file.write_text(yaml.safe_dump(plan))
     return file
 
@@ -159,6 +181,41 @@ def derivations(tasks: int, budgets: int) -> dict[str, Any]:
         "load": os.getloadavg()[1],
         "edgevit": written_by(),
     }
+
+
+class Watch(Silent):
+    """Takes down which share of the time has passed by what the command shows."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.shown: list[tuple[float, int]] = []  # seconds and per cent
+
+    def stage(self, name: str, total: int | None = None, unit: str = "") -> AbstractContextManager[Watch]:
+        self.began = time.monotonic()
+        return nullcontext(self)
+
+    def update(self, done: int, **figures: float | None) -> None:
+        self.shown.append((time.monotonic() - self.began, done))
+
+
+def time_left() -> dict[str, Any]:
+    """Do a plan of 2 bases x 3 tasks x 2 budgets; compare the time left that was shown with the time it took."""
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"
+        watch = Watch()
+        states = fleet(write_trained_plan(Path(scratch)), progress=watch)
+        if not all(state.holds for state in states):
+            raise SystemExit(f"not done: {[state.reason for state in states]}")
+    wall_s = watch.shown[-1][0]
+    rows = []
+    for share in (0.25, 0.5, 0.75):
+        at, percent = [(at, percent) for at, percent in watch.shown if at <= share * wall_s and percent][-1]
+        shown_s = at * 100 / percent - share * wall_s  # counted down since then
+        rows.append({"share": share, "left_s": (1 - share) * wall_s, "shown_s": shown_s})
+    jobs = [
+        {"job": state.job, "seconds": state.seconds, "cpu_s": state.cpu_s, "began": state.began} for state in states
+    ]
+    return {"wall_s": wall_s, "rows": rows, "load": os.getloadavg()[1], "edgevit": written_by(), "jobs": jobs}
 
 
 def simulated(seconds: Sequence[float], workers: int) -> dict[str, float]:
@@ -267,11 +324,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int)
     parser.add_argument("--budgets", type=int)
-    parser.add_argument("--turns", type=int, default=2, help="of each checkout  [default: %(default)s]")
+    parser.add_argument(
+        "--turns", type=int, default=2, help="of each checkout, or plans for the time left  [default: %(default)s]"
+    )
     parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)  # in a process of its own
     parser.add_argument("--planned", type=int, metavar="JOBS")
     parser.add_argument("--simulated", action="store_true")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT")
+    parser.add_argument("--time-left", action="store_true")
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
     if asked.plan:
@@ -279,6 +339,8 @@ def main() -> None:
         return
     if asked.planned:
         part: dict[str, Any] = {"planned": planned(asked.planned)}
+    elif asked.time_left:
+        part = {"time_left": [time_left() for _ in range(asked.turns)]}
     elif asked.simulated:
         part = {"simulated": simulated_from_records()}
     elif asked.before:

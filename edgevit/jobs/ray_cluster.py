@@ -12,6 +12,7 @@ import os
 import shutil
 import socket
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -52,7 +53,9 @@ P = TypeVar("P")
 R = TypeVar("R")
 Piece = tuple[Job[Any, Any], Results]
 CONNECT_S = 10.0
+CLIENT = "ray://"  # of an address that machines outside of the cluster use
 FAULT = "a fault of edgevit, please report it: "
+NO_RAY = "--ray needs Ray: pip install 'edgevit[fleet]'"
 KILLED = Died(-9)  # the end of a task whose process or node is gone
 
 
@@ -61,13 +64,22 @@ def run_on_ray(
 ) -> Generator[Event[P, R], None, None]:
     """Do jobs on a cluster, each with so many processors; in all else as `run_in_processes`.
 
+    Args:
+        address: auto, HOST:PORT of the head from a machine of the cluster, or ray://HOST:PORT of it from any other.
+
     Raises:
         OptionError: Ray is not installed, or there is no cluster at the address.
+        JobsError: the connection is lost that ray://HOST:PORT stands for.
     """
     due = [job for job in jobs if job.name not in results]
-    if due:
+    if not due:
+        return
+    lost = _of_lost_connections(address)
+    try:
         with _Cluster(address, threads) as cluster:
-            yield from work_off(JobQueue(due, results, cluster.workers), cluster)
+            yield from work_off(JobQueue(due, results, cluster.workers(due)), cluster)
+    except lost as error:
+        raise JobsError(f"the connection to the cluster at {address} is lost; the same command continues") from error
 
 
 @dataclass(frozen=True)
@@ -94,17 +106,20 @@ class _Cluster:
         try:
             self._ray: Any = import_module("ray")
         except ImportError as error:
-            raise OptionError("--ray needs Ray: pip install 'edgevit[fleet]'") from error
+            raise OptionError(NO_RAY) from error
         _refuse_silent(address)
         try:
-            self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
+            with warnings.catch_warnings():  # of what is raised, too
+                warnings.simplefilter("ignore")
+                self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
         except (ConnectionError, ValueError, RuntimeError) as error:
+            self._ray.shutdown()  # of what has begun
             if "ersion mismatch" in str(error):  # of Ray or Python, each named
                 text = f"{' '.join(str(error).split()).rstrip('.')}; install the same of both on all nodes"
                 raise OptionError(f"the Ray cluster at {address}: {text}") from error
             reason = str(error).partition("\n")[0]
             raise OptionError(f"no Ray cluster at {address}: {reason}; start one with `ray start --head`") from error
-        self.workers = max(int(self._ray.cluster_resources().get("CPU", 1)) // threads, 1)
+        self._resources = self._ray.cluster_resources()
         nodes = [node["Resources"].get("memory", 0) for node in self._ray.nodes() if node["Alive"]]
         self._largest_bytes = int(max(nodes, default=0))
         self._task = self._ray.remote(_on_node)
@@ -156,13 +171,21 @@ class _Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for task in self._pieces:
+        running = self._pieces if self._ray.is_initialized() else {}  # else Ray would start a cluster of its own
+        for task in running:
             self._ray.cancel(task)  # a KeyboardInterrupt there, on which a training saves its state
-        if self._pieces:
-            self._ray.wait(list(self._pieces), num_returns=len(self._pieces), timeout=GRACE_S)
+        if running:
+            self._ray.wait(list(running), num_returns=len(running), timeout=GRACE_S)
         for lock in self._locks.values():
             lock.close()
         self._ray.shutdown()
+
+    def workers(self, jobs: Sequence[Job[Any, Any]]) -> int:
+        """How many jobs the cluster does at a time: where some use GPUs, not more than it has."""
+        workers = int(self._resources.get("CPU", 1)) // self._threads
+        if any(job.on_gpu for job in jobs):
+            workers = min(workers, int(self._resources.get("GPU", workers)))
+        return max(workers, 1)
 
     def begin(self, piece: Piece) -> None:
         job = piece[0]
@@ -187,6 +210,8 @@ class _Cluster:
         options: dict[str, Any] = {"num_cpus": self._threads if job.place == WORKER else 0}  # a board takes no turn
         if memory := min(job.memory_bytes, self._largest_bytes):
             options["memory"] = memory
+        if job.on_gpu and self._resources.get("GPU"):
+            options["num_gpus"] = 1
         if others := self._nodes_with_room(job):
             options["scheduling_strategy"] = self._on(others[0])
         elif job.place != WORKER and job.place in self._ray.cluster_resources():
@@ -270,10 +295,22 @@ class _Busy(JobsError):
     """Another command does a job."""
 
 
+def _of_lost_connections(address: str) -> tuple[type[Exception], ...]:
+    """The errors when the connection of Ray's client is lost; in a cluster Ray ends the process by itself."""
+    if not address.startswith(CLIENT):
+        return ()
+    try:
+        return ConnectionError, import_module("grpc").RpcError
+    except ImportError as error:
+        raise OptionError(NO_RAY) from error
+
+
 def _refuse_silent(address: str) -> None:
     """Raise OptionError if nobody listens at an address; Ray itself would try for ten minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host, _, port = address.removeprefix(CLIENT).rpartition(":")
     if not host or not port.isdecimal():
+        if address.startswith(CLIENT):
+            raise OptionError(f"--ray {address} has no port; that of Ray's client is usually {address}:10001")
         return  # a word such as auto
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()

@@ -48,6 +48,7 @@ class Job(Generic[P, R]):
     inputs: tuple[str, ...] = ()  # files and folders that the machine has to see that does it
     outputs: tuple[str, ...] = ()  # those that it writes; the last one is a folder with its lock
     shares: str = ""  # jobs with the same word may use each other's entries of the content cache
+    on_gpu: bool = False  # on a cluster that has any: it has one for itself
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_po
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A local Ray cluster of one node with one processor; `add_node` adds more."""
+    """A local Ray cluster of one node with one processor; `add_node` adds more, `client_address` is that of ray://."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -49,7 +49,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         def add_node(self, **given: Any) -> Any:
             return super().add_node(**{name: free_port() for name in PORTS}, **given)
 
-    started = WithPorts(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    port = free_port()
+    head = {"num_cpus": 1, "include_dashboard": False, "ray_client_server_port": port}
+    started = WithPorts(initialize_head=True, head_node_args=head)
+    started.client_address = f"ray://{started.address.partition(':')[0]}:{port}"
     yield started
     started.shutdown()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import socket
 import sys
 from dataclasses import replace
@@ -13,6 +16,7 @@ import pytest
 import torch
 from board_fixtures import free_port
 
+import edgevit
 from edgevit.derivation.cache import STREAMS, Cache, derivations_folder, entries
 from edgevit.errors import JobsError, OptionError
 from edgevit.jobs import ray_cluster, runners
@@ -21,10 +25,13 @@ from edgevit.jobs.ray_cluster import run_on_ray
 from edgevit.jobs.runners import Job, Later
 
 
-def test_without_ray_it_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
+@pytest.mark.parametrize(("module", "address"), [("ray", "auto"), ("grpc", "ray://head:10001")])
+def test_without_ray_or_its_client_the_command_that_installs_it_is_named(
+    module: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(OptionError, match=r"--ray needs Ray: pip install 'edgevit\[fleet\]'"):
-        list(run_on_ray([Job("a", "", bad_jobs.count)], {}, address="auto", threads=1))
+        list(run_on_ray([Job("a", "", bad_jobs.count)], {}, address=address, threads=1))
 
 
 @pytest.mark.slow
@@ -67,9 +74,92 @@ def test_a_node_with_another_edgevit_or_without_the_folder_or_the_data_refuses(
         ray_cluster._refuse_outside(("jobs/a", "/fleet/m"), "node2")
 
 
-def test_an_address_where_nobody_listens_is_refused_at_once() -> None:
-    with pytest.raises(OptionError, match=r"no Ray cluster at 127.0.0.1:\d+: .*refused; start one with `ray start"):
-        ray_cluster._refuse_silent(f"127.0.0.1:{free_port()}")
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("version", "reason", "address"),
+    [
+        ("9.9.9", r"has edgevit 9\.9\.9, and the command .*", "client_address"),
+        (None, r"cannot load this edgevit \(.*\)", "address"),
+    ],
+)
+def test_a_node_of_another_edgevit_or_of_none_is_refused_in_one_line_that_names_it(
+    version: str | None, reason: str, address: str, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers of a second node import a copy of edgevit with another version, or a package without modules."""
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "node" / "edgevit"
+    if version is None:
+        other.mkdir(parents=True)
+        (other / "__init__.py").touch()
+    else:
+        shutil.copytree(Path(edgevit.__file__).parent, other, ignore=shutil.ignore_patterns("__pycache__"))
+        (other / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    with monkeypatch.context() as of_node:
+        of_node.setenv("PYTHONPATH", os.pathsep.join([str(other.parent), os.environ["PYTHONPATH"]]))
+        cluster.add_node(num_cpus=1)
+    with pytest.raises(
+        OptionError, match=f"^the Ray cluster at .*: {socket.gethostname()} {reason}; install"
+    ) as refused:
+        list(run_on_ray([Job("a", "a", bad_jobs.count)], {}, address=getattr(cluster, address), threads=1))
+    assert "\n" not in str(refused.value) and not list(tmp_path.glob("a"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_each_derivation_has_a_gpu_for_itself(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray takes a node's word for its GPUs, and names them to tasks as on a machine that has some."""
+    monkeypatch.chdir(tmp_path)
+    cluster.add_node(num_cpus=4, num_gpus=2)
+    (tmp_path / "begun").mkdir()
+    jobs = [Job(name, str(tmp_path / "begun"), bad_jobs.visible_gpu, on_gpu=True) for name in ("a", "b", "c")]
+    events = list(run_on_ray(jobs, {}, address=cluster.address, threads=1))
+    assert [job.name for job, result in events[:2] if result is None] == ["a", "b"] and events[2][1] is not None
+    gpus = {job.name: result for job, result in events if result is not None}
+    assert {gpus["a"], gpus["b"]} == {"0", "1"} and gpus["c"] in ("0", "1"), gpus
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_another_python_is_refused_in_one_line_that_names_both(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one Python here: the command tells Ray another version of itself, and Ray compares it."""
+    monkeypatch.setattr("ray._private.utils.compute_version_info", lambda: ("2.1.0", "3.99.0"))
+    for address in (cluster.address, cluster.client_address):
+        with pytest.raises(OptionError, match=r"Python: 3\.1.*Python: 3\.99\.0; install the same of both") as refused:
+            list(run_on_ray([Job("a", "a", bad_jobs.count)], {}, address=address, threads=1))
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_a_lost_connection_of_the_client_is_told_in_one_line(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "1")
+    events = run_on_ray([Job("a", str(tmp_path), bad_jobs.wait)], {}, address=cluster.client_address, threads=1)
+    next(events)
+    (server,) = cluster.head_node.all_processes["ray_client_server"]
+    for pid in [server.process.pid, *children(server.process.pid)]:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(JobsError, match=r"^the connection to .* is lost; the same command continues$"):
+        list(events)
+
+
+def children(parent: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        (f"127.0.0.1:{free_port()}", r"no Ray cluster at 127.0.0.1:\d+: .*refused; start one with `ray start"),
+        ("ray://head", "--ray ray://head has no port; .* ray://head:10001"),
+    ],
+)
+def test_an_address_where_nobody_listens_or_without_a_port_is_refused_at_once(address: str, reason: str) -> None:
+    with pytest.raises(OptionError, match=reason):
+        ray_cluster._refuse_silent(address)
 
 
 def test_what_a_node_measured_is_used_by_another_but_for_streams(

@@ -39,6 +39,14 @@ def wait(folder: str) -> None:
         raise
 
 
+def visible_gpu(folder: str, *_: object) -> str | None:
+    """Wait until two such jobs have begun; name the GPU that CUDA would use."""
+    Path(folder, str(os.getpid())).touch()
+    while len(list(Path(folder).iterdir())) < 2:
+        time.sleep(0.1)
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 def count(file: str, results: Mapping[str, int], *_: object) -> int:
     """Count the calls in a file of the working folder; add the results that it needs."""
     with Path(file).open("a") as opened:

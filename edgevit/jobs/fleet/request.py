@@ -43,7 +43,7 @@ class FleetRequest:
     ray: Annotated[
         str | None,
         Option(
-            "Ray cluster to run on: auto, or an address such as head:6379.  [default: processes on this machine]",
+            "Ray cluster to run on: auto, head:6379, or ray://head:10001.  [default: processes on this machine]",
             COMPUTING,
             metavar="ADDRESS",
             common=True,

@@ -92,7 +92,7 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
         Job(
             job.name, job, carry_out, job.needs, job.place, _boards(job), on_host,
             memory_of(job.derivation, sizes[_base_of(job.derivation)]) if job.name in work else 0, _inputs(job),
-            _outputs(job), _base_of(job.derivation) if job.stage == "derive" else "",
+            _outputs(job), _base_of(job.derivation) if job.stage == "derive" else "", on_gpu=_is_on_gpu(job),
         )
         for job in in_order(due, work, workers)
     ]  # fmt: skip
@@ -121,9 +121,9 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
                 time_left.end(job.record, result)
                 stage.update(time_left.percent(), jobs=ended)
                 if job.name in begun:  # what needs a job that failed has nothing to add
-                    if isinstance(result, EdgeVitError):
-                        failed[job.name] = str(result)
                     _record_death(job.record, result)
+                    if isinstance(result, EdgeVitError) and not _waits(job.record, str(result)):
+                        failed[job.name] = str(result)
                     _tell(job.name, result, progress)
     return failed
 
@@ -165,6 +165,10 @@ def _boards(job: FleetJob) -> tuple[str, ...]:
     return job.hosts or (() if job.options.get("board") is None else (str(job.options["board"]),))
 
 
+def _is_on_gpu(job: FleetJob) -> bool:
+    return job.stage == "derive" and job.derivation.arguments["training"].get("device", "auto") != "cpu"
+
+
 def _as_planned(job: FleetJob) -> JobRecord | None:
     """The record of a job that is done, unless it was judged by other gates."""
     record = finished(job)
@@ -178,6 +182,12 @@ def _record_death(job: FleetJob, result: JobRecord | EdgeVitError) -> None:
         with suppress(OutputError), writing(job.folder):  # the others go on
             job.folder.mkdir(parents=True, exist_ok=True)
             write_whole(job.folder / RECORD, JOB_KIND.text(record))
+
+
+def _waits(job: FleetJob, reason: str) -> bool:
+    """Whether this is the reason for which a job waits for its board."""
+    record = record_of(job)
+    return record is not None and record.state == "waiting" and record.reason == reason
 
 
 def _tell(name: str, result: JobRecord | EdgeVitError, progress: Progress) -> None:
