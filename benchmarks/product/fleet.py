@@ -309,6 +309,16 @@ def section() -> str:
             for name, text in names.items()
         ]
         tables.append(f"{pools['derivations']} derivations by derive-many, in turns:\n\n{table(head, rows)}")
+    if plans := record.get("time_left"):
+        head = ["time left, s: true, shown", *(f"at {row['share']:.0%}" for row in plans[0]["rows"])]
+        rows = [
+            [f"{plan['wall_s']:.0f} s in all, load {plan['load']:.0f}",
+             *(f"{row['left_s']:.0f}, {row['shown_s']:.0f} ({row['shown_s'] / row['left_s'] - 1:+.0%})"
+               for row in plan["rows"])]
+            for plan in plans
+        ]  # fmt: skip
+        title = "12 trained derivations of two bases and their exports on 2 workers, run to their end:"
+        tables.append(f"{title}\n\n{table(head, rows)}")
     return screen(
         "What does a fleet cost beside its derivations?",
         f"Small random ViTs on digits, closed form alone. The machine was shared (load {done['load']:.0f} on two "

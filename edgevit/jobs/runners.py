@@ -195,7 +195,9 @@ class JobQueue(Generic[P, R]):
     def take(self) -> Job[P, R] | None:
         """The next job that can begin; None: there is none now."""
         now = time.monotonic()
-        for place, heap in self._ready.items():
+        # Boards first: their jobs get the processes that have just ended one, and other jobs wait for new ones.
+        for place in sorted(self._ready, key=lambda place: place in (WORKER, ALL_WORKERS)):
+            heap = self._ready[place]
             if not self._has_room(place):
                 continue
             paused: list[tuple[int, str]] = []

@@ -76,7 +76,8 @@ def blind_node(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., int]]:
         python = f"{shlex.quote(sys.executable)} -c 'from ray.scripts.scripts import main; main()'"
         script = (
             f"mount -t tmpfs tmpfs {hidden} && mount -t tmpfs -o size={size} tmpfs {cache} && cd / && exec {python} "
-            f"start --block --address={cluster.address} --num-cpus=1 --object-store-memory=100000000 {ports}"
+            f"start --block --address={cluster.address} --num-cpus=1 --resources='{{\"blind\": 1}}' "
+            f"--object-store-memory=100000000 {ports}"
         )
         environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
         command = ["unshare", "-m", "sh", "-c", script]

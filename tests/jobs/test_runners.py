@@ -187,6 +187,12 @@ def test_two_large_jobs_are_not_done_at_a_time_where_memory_does_not_suffice() -
     assert alone and alone.name == "huge", "one that needs more than there is runs when no other does"
 
 
+def test_of_jobs_that_can_begin_those_on_boards_begin_first() -> None:
+    jobs = [Job("a", "", total), Job("b", "", total), Job("on board", "", total, place="orin")]
+    queue = JobQueue[str, int](jobs, {}, 2)
+    assert [job and job.name for job in (queue.take(), queue.take(), queue.take())] == ["on board", "a", "b"]
+
+
 def test_the_time_of_a_queue_is_simulated() -> None:
     jobs = [Job("a", 1, total), Job("b", 1, total, ("a",)), Job("c", 1, total), Job("d", 1, total, place="orin")]
     seconds = {"a": 3.0, "b": 2.0, "c": 4.0, "d": 9.0}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import bad_jobs
 import counted_jobs
 import pytest
 from counted_jobs import Event
@@ -22,6 +23,7 @@ from places import STANDINS
 from small_base import ARGS, NAME, PLAN, PREPROCESSING, QUICK, write_checkpoint
 
 from edgevit.errors import JobsError
+from edgevit.jobs import runners
 from edgevit.jobs.fleet import run
 from edgevit.jobs.fleet.costs import cost_of
 from edgevit.jobs.fleet.plan import HourPrices, read_plan
@@ -30,6 +32,7 @@ from edgevit.jobs.fleet.run import fleet
 from edgevit.jobs.fleet.stages import carry_out
 from edgevit.jobs.fleet.states import RECORD, JobRecord
 from edgevit.jobs.many import Heard
+from edgevit.jobs.ray_cluster import run_on_ray
 from edgevit.jobs.runners import Job
 from edgevit.jobs.workers import Pool
 
@@ -157,7 +160,8 @@ def test_two_drivers_at_once_do_no_job_twice_and_their_workers_compute_no_statis
     if runner == "ray":
         cluster = request.getfixturevalue("cluster")
         cluster.add_node(num_cpus=1)
-        more = ["--ray", cluster.address]
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        more = ["--ray", "auto"]
     budgets = [{"name": "half", "rate": 0.5}, {"name": "less", "rate": 0.3}]
     file = fleet_plan(budgets=budgets, methods=None, boards=None)
     for program in [Program(*counted_jobs.PROGRAM, "fleet", file, *more) for _ in range(2)]:
@@ -283,16 +287,34 @@ def events_of(events: Sequence[Event], job: str) -> list[Event]:
 
 
 @pytest.mark.slow
+def test_jobs_of_a_board_that_does_not_answer_wait_and_say_so_and_the_others_go_on(
+    fleet_plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgevit.jobs.workers._SPAWN", server())
+    monkeypatch.setattr(runners, "PAUSE_S", 0.1)
+    config = tmp_path / "config"
+    config.write_text("Host orin\n  HostName 127.0.0.1\n  Port 1\n")
+    file = fleet_plan(boards=[{"name": "orin", "ssh_config": str(config)}, {"name": "here"}])
+    states = {state.job.partition(".")[2]: state for state in fleet(file)}
+    assert {name for name, state in states.items() if state.holds} == {"", "export", "bench@here"}
+    engine, bench = states["engine@orin"], states["bench@orin"]
+    assert (engine.state, bench.state) == ("waiting", "waiting")
+    assert str(engine.reason).startswith("as ") and "orin" in str(engine.reason)
+    assert bench.reason == f"for {engine.job}, which waits"
+
+
+@pytest.mark.slow
 def test_while_a_job_is_ready_for_a_board_the_command_does_not_wait_with_a_board_free(
     fleet_plan: Any, sshd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("edgevit.jobs.workers._SPAWN", server())
     config = tmp_path / "config"
     for name in ("orin1", "orin2"):
         board = sshd(PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
         with config.open("a") as opened:
             opened.write(board.config.read_text().replace(f"Host {board.host}", f"Host {name}") + "\n")
     boards = [{"name": "orins", "hosts": ["orin1", "orin2"], "ssh_config": str(config)}]
-    tasks = [{"name": f"t{number}", "classes": [str(number), str(number + 3)]} for number in range(4)]
+    tasks = [{"name": f"t{number}", "classes": [str(number), str(number + 3)]} for number in range(3)]
     bench = {"samples": 3, "duration_s": 0.01, "warmup": 1, "warmup_seconds": 0.01}
     file = fleet_plan(boards=boards, tasks=tasks, bench=bench, export={"max_images": 20, "accuracy": False}, workers=2)
     events: list[tuple[str, Any]] = []
@@ -377,3 +399,7 @@ def test_a_node_that_does_not_see_the_folder_gets_inputs_and_gives_models_and_on
     else:
         assert any(event.parent == raylet for event in done) and not full
         assert not list((tmp_path / "second_cache").glob("edgevit/sent/jobs/*/*")), "folders of jobs are removed"
+        data = str(home / "photos")
+        job = Job("a", "a", bad_jobs.count, place="blind", inputs=(data,), outputs=("fleet/jobs/a",))
+        *_, (_, refused) = run_on_ray([job], {}, address=getattr(cluster, address), threads=1)
+        assert f"{socket.gethostname()} does not see {data}; put it where all nodes see it" in str(refused)
