@@ -212,10 +212,7 @@ def time_left() -> dict[str, Any]:
         at, percent = [(at, percent) for at, percent in watch.shown if at <= share * wall_s and percent][-1]
         shown_s = at * 100 / percent - share * wall_s  # counted down since then
         rows.append({"share": share, "left_s": (1 - share) * wall_s, "shown_s": shown_s})
-    jobs = [
-        {"job": state.job, "seconds": state.seconds, "cpu_s": state.cpu_s, "began": state.began} for state in states
-    ]
-    return {"wall_s": wall_s, "rows": rows, "load": os.getloadavg()[1], "edgevit": written_by(), "jobs": jobs}
+    return {"wall_s": wall_s, "rows": rows, "load": os.getloadavg()[1], "edgevit": written_by()}
 
 
 def simulated(seconds: Sequence[float], workers: int) -> dict[str, float]:
@@ -317,7 +314,7 @@ def section() -> str:
                for row in plan["rows"])]
             for plan in plans
         ]  # fmt: skip
-        title = "12 trained derivations of two bases and their exports on 2 workers, run to their end:"
+        title = "12 trained derivations of two bases and their exports on 2 workers, beside other work, run to their end:"
         tables.append(f"{title}\n\n{table(head, rows)}")
     return screen(
         "What does a fleet cost beside its derivations?",

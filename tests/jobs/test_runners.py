@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import signal
 from collections import Counter
 from dataclasses import replace
@@ -25,6 +26,7 @@ from edgevit.jobs.runners import (
     makespan,
     run_here,
     run_in_processes,
+    work_off,
 )
 from edgevit.progress import Progress, Silent
 
@@ -191,6 +193,37 @@ def test_of_jobs_that_can_begin_those_on_boards_begin_first() -> None:
     jobs = [Job("a", "", total), Job("b", "", total), Job("on board", "", total, place="orin")]
     queue = JobQueue[str, int](jobs, {}, 2)
     assert [job and job.name for job in (queue.take(), queue.take(), queue.take())] == ["on board", "a", "b"]
+
+
+class Chance:
+    """A place where some of the running jobs end by chance; it looks what could begin when it is waited for."""
+
+    def __init__(self, jobs: list[Job[Any, Any]], seed: int) -> None:
+        self.chance, self.due, self.running, self.done = random.Random(seed), list(jobs), [], set[str]()
+
+    def begin(self, piece: Any) -> None:
+        self.running.append(piece)
+        self.due = [job for job in self.due if job.name != piece[0].name]
+
+    def ended(self, _: float | None) -> list[Any]:
+        ready = [job.name for job in self.due if job.place and self.done.issuperset(job.needs)]
+        assert not ready or sum(bool(job.place) for job, _ in self.running) == 2, (ready, self.running)
+        self.chance.shuffle(self.running)
+        count = self.chance.randint(1, len(self.running))
+        ends, self.running = self.running[:count], self.running[count:]
+        self.done |= {job.name for job, _ in ends}
+        return [(piece, 1) for piece in ends]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_waits_while_a_board_is_free_and_a_job_is_ready_for_it(seed: int) -> None:
+    boards: dict[str, Any] = {"place": "orins", "boards": ("orin1", "orin2")}
+    jobs: list[Job[Any, Any]] = []
+    for number in range(6):
+        jobs += [Job(f"d{number}", "", total), Job(f"e{number}", "", total, (f"d{number}",), **boards)]
+        jobs.append(Job(f"b{number}", "", total, (f"e{number}",), **boards))
+    events = list(work_off(JobQueue(jobs, {}, 3), Chance(jobs, seed)))
+    assert {job.name for job, result in events if result == 1} == {job.name for job in jobs}
 
 
 def test_the_time_of_a_queue_is_simulated() -> None:

@@ -25,8 +25,7 @@ from small_base import ARGS, NAME, PLAN, PREPROCESSING, QUICK, write_checkpoint
 from edgevit.errors import JobsError
 from edgevit.jobs import runners
 from edgevit.jobs.fleet import run
-from edgevit.jobs.fleet.costs import cost_of
-from edgevit.jobs.fleet.plan import HourPrices, read_plan
+from edgevit.jobs.fleet.plan import read_plan
 from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.run import fleet
 from edgevit.jobs.fleet.stages import carry_out
@@ -34,7 +33,6 @@ from edgevit.jobs.fleet.states import RECORD, JobRecord
 from edgevit.jobs.many import Heard
 from edgevit.jobs.ray_cluster import run_on_ray
 from edgevit.jobs.runners import Job
-from edgevit.jobs.workers import Pool
 
 
 def stamps(folder: Path) -> dict[str, int]:
@@ -301,54 +299,6 @@ def test_jobs_of_a_board_that_does_not_answer_wait_and_say_so_and_the_others_go_
     assert (engine.state, bench.state) == ("waiting", "waiting")
     assert str(engine.reason).startswith("as ") and "orin" in str(engine.reason)
     assert bench.reason == f"for {engine.job}, which waits"
-
-
-@pytest.mark.slow
-def test_while_a_job_is_ready_for_a_board_the_command_does_not_wait_with_a_board_free(
-    fleet_plan: Any, sshd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgevit.jobs.workers._SPAWN", server())
-    config = tmp_path / "config"
-    for name in ("orin1", "orin2"):
-        board = sshd(PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
-        with config.open("a") as opened:
-            opened.write(board.config.read_text().replace(f"Host {board.host}", f"Host {name}") + "\n")
-    boards = [{"name": "orins", "hosts": ["orin1", "orin2"], "ssh_config": str(config)}]
-    tasks = [{"name": f"t{number}", "classes": [str(number), str(number + 3)]} for number in range(3)]
-    bench = {"samples": 3, "duration_s": 0.01, "warmup": 1, "warmup_seconds": 0.01}
-    file = fleet_plan(boards=boards, tasks=tasks, bench=bench, export={"max_images": 20, "accuracy": False}, workers=2)
-    events: list[tuple[str, Any]] = []
-    ended, in_processes = Pool.ended, run.run_in_processes
-
-    def wait(self: Any, timeout_s: float | None) -> Any:
-        events.append(("", "waits"))
-        return ended(self, timeout_s)
-
-    def noted(*jobs: Any, **options: Any) -> Iterator[Any]:
-        for job, result in in_processes(*jobs, **options):
-            events.append((job.name, result))
-            yield job, result
-
-    monkeypatch.setattr(Pool, "ended", wait)
-    monkeypatch.setattr(run, "run_in_processes", noted)
-    states = fleet(file)
-    assert all(state.holds for state in states), [state.reason for state in states]
-    due = {job.name: job for job in read_plan(file).jobs}
-    done, running = set[str](), set[str]()
-    for name, result in events:
-        if result is None:
-            running.add(name)
-            del due[name]
-        elif result != "waits":
-            running.remove(name)
-            done.add(name)
-        else:
-            ready = [job.name for job in due.values() if job.place and done.issuperset(job.needs)]
-            assert not ready or sum("@orins" in job for job in running) == 2, (ready, running)
-    costs = cost_of("", states, HourPrices()).boards
-    occupied_s = sum(state.seconds or 0 for state in states if state.board is not None)
-    assert 60 * sum(cost.minutes for cost in costs) == pytest.approx(occupied_s)
-    print([cost.cells() for cost in costs])
 
 
 @pytest.mark.slow
