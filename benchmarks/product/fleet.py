@@ -39,6 +39,7 @@ from safetensors.torch import save_file
 from benchmarks.markdown import RECORDS, load, screen, table
 from edgevit.agent.kernel import read_bytes
 from edgevit.jobs.fleet.plan import FleetJob, read_plan
+from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.run import fleet, refuse_impossible
 from edgevit.jobs.fleet.stages import carry_out
 from edgevit.jobs.fleet.states import JobRecord
@@ -203,7 +204,7 @@ def time_left() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"
         watch = Watch()
-        states = fleet(write_trained_plan(Path(scratch)), progress=watch)
+        states = fleet(FleetRequest(plan=write_trained_plan(Path(scratch))), watch)
         if not all(state.holds for state in states):
             raise SystemExit(f"not done: {[state.reason for state in states]}")
     wall_s = watch.shown[-1][0]
@@ -314,7 +315,7 @@ def section() -> str:
                for row in plan["rows"])]
             for plan in plans
         ]  # fmt: skip
-        title = "12 trained derivations of two bases and their exports on 2 workers, beside other work, run to their end:"
+        title = "12 trained derivations of two bases and their exports, 2 workers beside other work, run to their end:"
         tables.append(f"{title}\n\n{table(head, rows)}")
     return screen(
         "What does a fleet cost beside its derivations?",
