@@ -157,8 +157,8 @@ class _Cluster:
                 raise OptionError(f"the Ray cluster at {address}: {text}")
             if answer == KILLED:
                 continue  # the node is lost meanwhile
-            found, sees = answer
-            if other := _other_version(name, found, written_by()):
+            installed, sees = answer
+            if other := _other_version(name, installed, written_by()):
                 raise OptionError(f"the Ray cluster at {address}: {other}")
             blind += [] if sees else [name]
         return blind
@@ -335,11 +335,11 @@ def _look(path: str) -> tuple[str, bool]:
     return written_by(), not path or os.path.exists(path)
 
 
-def _other_version(node: str, found: str, version: str) -> str:
+def _other_version(node: str, installed: str, version: str) -> str:
     """What is wrong with the edgevit of a node; empty: it is that of the command."""
-    if found == version:
+    if installed == version:
         return ""
-    return f"{node} has edgevit {found}, and the command {version}; install the same on all nodes"
+    return f"{node} has edgevit {installed}, and the command {version}; install the same on all nodes"
 
 
 def _on_node(folder: str, version: str, threads: int, piece: Piece, parcel: _Parcel | None = None) -> tuple[Any, Any]:
