@@ -273,11 +273,11 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor) -> tuple[in
             f"{what} gives its {path} {first.shape[1]} tokens, and by its img_size it has {planned}; make {path} with "
             "the img_size that it gets"
         )
-    same = family.outputs_after(module, tokens[1:], images)
+    repeated = family.outputs_after(module, tokens[1:], images)
 
     def is_read(index: int) -> bool:
         without = [0 * t if i == index else t for i, t in enumerate(tokens[1:])]
-        return not torch.equal(family.outputs_after(module, without, images), same)
+        return not torch.equal(family.outputs_after(module, without, images), repeated)
 
     family = replace(family, read=tuple(filter(is_read, range(len(blocks)))))
     if not family.read:
@@ -285,7 +285,7 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor) -> tuple[in
             f"the output of {what} does not depend on what the blocks of its {path} return; nothing of it can be cut"
         )
     copied = family.build(module, [block.read() for block in blocks])
-    for outputs in (same, copied(images)):
+    for outputs in (repeated, copied(images)):
         if not torch.allclose(outputs, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
             raise UnsupportedModelError(
                 f"a copy of {what} has another output; its head is to read what {path} returns, as of forward_features "

@@ -307,8 +307,8 @@ class Network(nn.Module):
             embed: width of the embedding of the base.
         """
         if isinstance(self.family, DenseFamily):
-            own = self.geometry.embed
-            return {} if own == embed else {"embed_dim": own}
+            width = self.geometry.embed
+            return {} if width == embed else {"embed_dim": width}
         return self.family.interchange.timm_arguments(self.module, depth, embed)
 
     def plain_loader(self) -> str | None:

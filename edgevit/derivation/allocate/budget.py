@@ -117,7 +117,7 @@ def remainder(base: int, rate: float) -> int:
 def make_budget(
     base_macs: int,
     base_params: int,
-    rest: int = 0,
+    uncut_macs: int = 0,
     /,
     *,
     rate: float | None = None,
@@ -131,7 +131,7 @@ def make_budget(
     """Make a budget of exactly one of these; milliseconds, millijoules and images per second need a table.
 
     Args:
-        rest: MACs that stay and are not among those of the base, of which a rate or MACs are to be, too.
+        uncut_macs: MACs that stay and are not among those of the base, of which a rate or MACs are to be, too.
 
     Raises:
         OptionError: none or several are given, or the budget is not below the base.
@@ -155,34 +155,37 @@ def make_budget(
         if not 0 < rate < 1:
             hint = f"to leave the base as it is, {_USE_BASE}" if rate == 0 else "0.6 leaves 40 % of the base's MACs"
             raise OptionError(f"--rate {rate:g} is not between 0 and 1; {hint}")
-        return _without(rest, Budget("macs", remainder(base_macs + rest, rate), base_macs, f"rate {rate:g}"))
+        return _without(
+            uncut_macs, Budget("macs", remainder(base_macs + uncut_macs, rate), base_macs, f"rate {rate:g}")
+        )
     quantity: Quantity = "macs" if macs is not None else "params"
     count = macs if macs is not None else params
     assert count is not None
-    limit, base = parse_count(count, quantity), base_macs + rest if quantity == "macs" else base_params
+    limit, base = parse_count(count, quantity), base_macs + uncut_macs if quantity == "macs" else base_params
     if limit >= base:
         name = _NAMES[quantity]
         raise OptionError(
             f"--{quantity} {count} is not below the base's {format_count(base)} {name}; give less, or {_USE_BASE}"
         )
-    return _without(rest, Budget(quantity, limit, base_macs if rest else base, f"{quantity} {count}"))
+    return _without(uncut_macs, Budget(quantity, limit, base_macs if uncut_macs else base, f"{quantity} {count}"))
 
 
-def _without(rest: int, budget: Budget) -> Budget:
+def _without(uncut_macs: int, budget: Budget) -> Budget:
     """The budget of what can be cut, of one that counts a rest, too.
 
     Raises:
         OptionError: the rest alone is above it.
     """
-    if not rest:
+    if not uncut_macs:
         return budget
     option = f"{budget.option} of the whole"
-    if budget.limit <= rest:
+    if budget.limit <= uncut_macs:
+        rate = 0.9 * budget.base / (budget.base + uncut_macs)
         raise OptionError(
-            f"{option} leaves {format_count(budget.limit)} MACs, and what reads the pyramid has {format_count(rest)}: "
-            f"try --rate {0.9 * budget.base / (budget.base + rest):.2g}, or --budget-of pyramid"
+            f"{option} leaves {format_count(budget.limit)} MACs, and what reads the pyramid has "
+            f"{format_count(uncut_macs)}: try --rate {rate:.2g}, or --budget-of pyramid"
         )
-    return replace(budget, limit=budget.limit - rest, option=option)
+    return replace(budget, limit=budget.limit - uncut_macs, option=option)
 
 
 def _measured(name: str, number: float, table: CostTable | None) -> Budget:

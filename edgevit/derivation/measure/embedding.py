@@ -121,14 +121,14 @@ class TokenMoments:
         self.observer: Observer = ([*self.norms, *self.read], self._observe)
 
     def _observe(self, i: int, inputs: Any, output: Tensor) -> None:
-        seen = inputs[0] if i < len(self.norms) else output
-        pooled = seen.ndim == 2  # one token of each image
+        tokens_in = inputs[0] if i < len(self.norms) else output
+        pooled = tokens_in.ndim == 2  # one token of each image
         thinning = ALL if pooled else self.thinning
-        values = seen if pooled else thinning.of(seen)
+        values = tokens_in if pooled else thinning.of(tokens_in)
         values = _normalised(self.norms[i], values) if i < len(self.norms) else values.detach().float()
         tokens = torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
-        groups = ALL.groups(seen.unsqueeze(1)) if pooled else thinning.groups(seen)
-        weights = thinning.weights(seen.unsqueeze(1) if pooled else seen, self.floored[i])
+        groups = ALL.groups(tokens_in.unsqueeze(1)) if pooled else thinning.groups(tokens_in)
+        weights = thinning.weights(tokens_in.unsqueeze(1) if pooled else tokens_in, self.floored[i])
         for group, sums in enumerate(self.sums[i]):
             rows = groups == group
             add_outer(sums, tokens[rows], None if weights is None else weights[rows])

@@ -83,13 +83,13 @@ def _budget(
     table = None if request.cost_table is None else load_cost_table(request.cost_table)
     if table is not None:
         table.check(base.spec.family, base.spec.blocks, geometry, policy)
-    rest = 0
+    uncut_macs = 0
     if request.budget_of == "whole":
         if base.spec.rest is None:
-            what = "the parts of this detector are not torchvision's" if base.spec.output == "boxes" else "it is none"
-            raise OptionError(f"--budget-of whole is for detectors whose MACs are counted, and {what}; leave it out")
-        rest = base.spec.rest.macs
-    budget = make_budget(base.spec.macs, base.spec.params, rest, **request.budget(), table=table)
+            reason = "the parts of this detector are not torchvision's" if base.spec.output == "boxes" else "it is none"
+            raise OptionError(f"--budget-of whole is for detectors whose MACs are counted, and {reason}; leave it out")
+        uncut_macs = base.spec.rest.macs
+    budget = make_budget(base.spec.macs, base.spec.params, uncut_macs, **request.budget(), table=table)
     refuse_silent(method, method.search_space(network, config, policy), budget.prices)
     budget = replace(budget, at_least=request.at_least, at_least_embed=request.at_least_embed)
     method.check(config, Target(network, budget, policy, images))

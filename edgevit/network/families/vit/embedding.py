@@ -107,7 +107,7 @@ def restored(blocks: Iterable[Any], encode: Tensor, restores: Mapping[int, Decod
         restores: by the index of a block, how it restores its tokens: weight [d, d'] and bias [d]. The block after it
             begins with `encode`.
     """
-    made = []
+    slims = []
     for i, block in enumerate(blocks):
         slim = block if isinstance(block, SlimBlock) else SlimBlock(block, ("attn", "mlp"))
         like = next(slim.parameters(), encode.float())
@@ -116,8 +116,8 @@ def restored(blocks: Iterable[Any], encode: Tensor, restores: Mapping[int, Decod
         if i in restores:
             weight, bias = restores[i].weight.to(like), restores[i].bias
             slim.restore = _linear(weight, weight.new_zeros(len(weight)) if bias is None else bias.to(like))
-        made.append(slim)
-    return made
+        slims.append(slim)
+    return slims
 
 
 def linear_ends(model: Any) -> list[nn.Linear]:
