@@ -70,6 +70,7 @@ BASES = {
     "real": "DINOv2 ViT-S/14 on drawn pictures, all five folds",
     "photos": "DINOv2 ViT-S/14 on photographs of clothes, two folds of real.py",
 }
+HEADS = (*((variant, "max") for variant in VARIANTS), (list(VARIANTS)[-1], "percentile"))
 COMPILED = {  # columns of what TensorRT-RTX makes
     "layers in INT8": "{layers} of {linear}",
     "fused attentions": "{int8_fused} and {fp16_fused}",
@@ -244,35 +245,45 @@ def section() -> str:
         return ""
     rows = list(record["rows"].values())
     kinds = sorted({_kind(row) for row in rows})
-    heads = [(variant, method) for method in ("max", "percentile") for variant in (*VARIANTS, CHOSEN)]
-    heads = [head for head in heads if any((row["variant"], row["method"]) == head for row in rows)]
     lines = []
     for kind in kinds:
         of_kind = [row for row in rows if _kind(row) == kind]
-        columns = [[row for row in of_kind if (row["variant"], row["method"]) == head] for head in heads]
-        images = max(sum(row["images"] for row in column) for column in columns)
-        lines.append([kind, str(images), *(_cell(column) for column in columns)])
-    timing = [
-        [
-            case,
-            f"{row['ratio']:.2f}" + (f" ({row['low']:.2f} to {row['high']:.2f})" if row["low"] is not None else ""),
-            *(COMPILED[name].format(**plan) if (plan := record["compiled"].get(case)) else "" for name in COMPILED),
-        ]
-        for case, row in sorted(record["latency"].items())
-    ]
+        columns = [[row for row in of_kind if (row["variant"], row["method"]) == head] for head in HEADS]
+        timed = kind.replace("real", "real-0")
+        row, plan = record["latency"].get(timed), record["compiled"].get(timed)
+        lines.append([
+            kind,
+            str(max(sum(row["images"] for row in column) for column in columns)),
+            *map(_cell, columns),
+            *map(_beside, columns[-2:-1]),
+            f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})" if row else "",
+            *(text.format(**plan) if plan else "" for text in COMPILED.values()),
+        ])  # fmt: skip
+    shares = [row["share"] for row in rows if row["variant"] == CHOSEN]
     return screen(
         "What does INT8 cost?",
         "Linear layers in INT8 by Q/DQ, all else in fp32, through ONNX Runtime: points of top-1 lost against fp32 "
-        "on the same test images with the 95 % interval of the paired difference, the KL divergence from the "
-        "answers in fp32 in nats, and the share of the MACs of linear layers in INT8. Bases: "
+        "on the same test images with the 95 % interval of the paired difference; beside the corrected weights, which "
+        "are what edgevit exports, points lost if each answer is right as often as fp32's probabilities say, which "
+        "scatters less than counts of few images, and the KL divergence from the answers in fp32 in nats. Bases: "
         + "; ".join(f"`{name}`, {text}" for name, text in BASES.items() if name in kinds)
         + ". A number is the rate of a model derived in closed form. Ranges of inputs are their largest values or hold "
-        f"99.99 % of them (`percentile`). Layers were chosen for a sure drop of at most {STRICT:.1%} on other images.",
+        f"99.99 % of them (`percentile`). edgevit chooses layers for a sure drop of at most {STRICT:.1%} on other "
+        f"images: {min(shares):.0%} of the MACs of linear layers stay in INT8. Latency is INT8's of fp32's, in turns "
+        f"on one thread of {record['processor']}. TensorRT-RTX for SM 8.6, a proxy of an Orin, compiles the same model in "
+        "fp16; fused attentions and kernels with INT8, and without.",
         [
-            table(["model", "test images", *(f"{variant}, {method}" for variant, method in heads)], lines),
-            f"Latency of INT8, of fp32's, in turns on one thread of {record['processor']}. TensorRT-RTX for SM 8.6, a "
-            "proxy of an Orin, compiles the same model in fp16: fused attentions and kernels with INT8 and without:\n",
-            table(["model", "latency", *COMPILED], timing),
+            table(
+                [
+                    "model",
+                    "test images",
+                    *(", ".join(head) for head in HEADS),
+                    "corrected weights, max: expected, KL",
+                    "latency",
+                    *COMPILED,
+                ],
+                lines,
+            )
         ],
         "python -m benchmarks.product.int8",
         "TensorRT's own arithmetic, and any board; models of many classes; other seeds of the bases.",
@@ -289,9 +300,18 @@ def _cell(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     points, half = lost_points(rows)
+    return f"{points + 0.0:.1f} ({points - half:.1f} to {points + half:.1f})"
+
+
+def _beside(rows: Sequence[Row]) -> str:
+    """Expected points lost, where they were measured, and KL."""
+    if not rows:
+        return ""
     images = sum(row["images"] for row in rows)
-    kl, share = (sum(row[name] * row["images"] for row in rows) / images for name in ("kl", "share"))
-    return f"{points + 0.0:.1f} ({points - half:.1f} to {points + half:.1f}), {kl:.4f}, {share:.0%}"
+    kl = sum(row["kl"] * row["images"] for row in rows) / images
+    if not all("expected" in row for row in rows):
+        return f"{kl:.4f}"
+    return f"{sum(100 * row['expected'] * row['images'] for row in rows) / images:.2f}, {kl:.4f}"
 
 
 def store(record: Mapping[str, Any]) -> None:

@@ -365,9 +365,11 @@ def section() -> str:
         name = ", ".join(filter(None, (method, f"distilled, {steps} steps" if steps else "closed form", variant)))
         base = 100 * statistics.mean({row["fold"]: row["base"] for row in chosen}.values())
         lines.append([f"{task}, {size} px", name, f"{base:.1f}", *cells])
-    timing = [
-        [str(row["batch"]), row["model"], f"{row['ms']:.3f}"] for row in record.get("timing", ()) if row["size"] == 224
-    ]
+    timing: dict[str, dict[int, str]] = {}
+    for row in record.get("timing", ()):
+        if row["size"] == 224:
+            timing.setdefault(row["model"], {})[row["batch"]] = f"{row['ms']:.3f}"
+    batches = sorted({batch for times in timing.values() for batch in times})
     return screen(
         "What is lost on real weights and few images?",
         "DINOv2 ViT-S/14 with a head that edgevit fits, of the class token or of that and the mean of the patches, on "
@@ -383,7 +385,10 @@ def section() -> str:
             table(["images", "method", "base, %", *(f"{rate:g}" for rate in rates)], lines),
             "fp16 in CUDA graphs, in turns, at 224 px; models are named by MACs gone and by the images they were "
             "derived for:\n",
-            table(["batch", "model", "ms"], timing),
+            table(
+                ["model", *(f"ms, batch {batch}" for batch in batches)],
+                [[model, *(times.get(batch, "") for batch in batches)] for model, times in timing.items()],
+            ),
         ],
         "python -m benchmarks.product.real --device cuda",
         "other seeds of the split.",

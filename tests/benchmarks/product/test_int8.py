@@ -20,12 +20,15 @@ def test_points_are_of_images_that_changed() -> None:
 
 def test_a_record_becomes_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {case: {**ROW, "case": case} for case in ("finer", "real-0", "real-1")}
-    rows["drawn"] = {**ROW, "case": "finer", "variant": list(int8.VARIANTS)[-1], "kls": [0.012, 0.008]}
+    rows |= {
+        f"{case} corrected": {**ROW, "case": case, "variant": list(int8.VARIANTS)[-1], "expected": 0.002}
+        for case in ("finer", "real-0", "real-1")
+    }
     latency = {"finer": {"ratio": 0.6, "low": 0.55, "high": 0.65, "ms": 1.0}}
     fused = {"fp16_fused": 6, "int8_fused": 5, "fp16_kernels": 30, "int8_kernels": 40}
     plan = {"finer": {"linear": 25, "layers": 24, **fused}}
     record = {"rows": rows, "latency": latency, "compiled": plan, "processor": "a CPU"}
     monkeypatch.setattr(int8, "load", lambda _: record)
     text = " ".join(int8.section().split())
-    assert "| finer | 0.60 (0.55 to 0.65) | 24 of 25 | 5 and 6 | 40 and 30 |" in text
-    assert "| real | 200 | | 2.0 (-0.8 to 4.8), 0.0100, 100% |" in text
+    assert "| 0.20, 0.0100 | 0.60 (0.55 to 0.65) | 24 of 25 | 5 and 6 | 40 and 30 |" in text
+    assert "| real | 200 | | | 2.0 (-0.8 to 4.8) | | 0.20, 0.0100 | |" in text
