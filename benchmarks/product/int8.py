@@ -270,8 +270,8 @@ def section() -> str:
         + ". A number is the rate of a model derived in closed form. Ranges of inputs are their largest values or hold "
         f"99.99 % of them (`percentile`). edgevit chooses layers for a sure drop of at most {STRICT:.1%} on other "
         f"images: {min(shares):.0%} of the MACs of linear layers stay in INT8. Latency is INT8's of fp32's, in turns "
-        f"on one thread of {record['processor']}. TensorRT-RTX for SM 8.6, a proxy of an Orin, compiles the same model in "
-        "fp16; fused attentions and kernels with INT8, and without.",
+        f"on one thread of {record['processor']}. TensorRT-RTX for SM 8.6, a proxy of an Orin, compiles the same model "
+        "in fp16; fused attentions and kernels with INT8, and without.",
         [
             table(
                 [
