@@ -156,6 +156,7 @@ def children(parent: int) -> list[int]:
         (f"127.0.0.1:{free_port()}", r"no Ray cluster at 127.0.0.1:\d+: .*refused; start one with `ray start"),
         ("ray://head", "--ray ray://head has no port; .* ray://head:10001"),
     ],
+    ids=["silent", "no port"],  # a free port differs from process to process
 )
 def test_an_address_where_nobody_listens_or_without_a_port_is_refused_at_once(address: str, reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
