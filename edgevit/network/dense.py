@@ -31,6 +31,10 @@ _FROZEN: Mapping[Axis, str] = {
 }
 
 
+_MAY_READ = (
+    "its head is to read what {} returns, as of forward_features or forward_intermediates, not what hooks or second "
+    "names of its layers see"
+)
 _READS_MORE = "that the head reads nothing but tokens after some blocks is not known"
 
 
@@ -251,6 +255,12 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor) -> tuple[in
         UnsupportedModelError: it is not.
     """
     path, what, calls = family.path, f"this {type(module).__name__}", list[nn.Module]()
+    first_names: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if (first_name := first_names.setdefault(id(parameter), name)) != name:
+            raise UnsupportedModelError(
+                f"{what} has {first_name} by a second name, {name}, and a model folder keeps one: drop one of the two"
+            )
     blocks = family.blocks(module)
     layers = [block.module for block in blocks]
     with ExitStack() as stack:
@@ -268,39 +278,77 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor) -> tuple[in
     tokens = [first]
     for block in blocks:
         tokens.append(block.run(block.enter(tokens[-1])))
+    if len(first) != len(images):
+        raise UnsupportedModelError(
+            f"{what} gives its {path} {len(first)} images of {len(images)}; call {path} with each image once"
+        )
     if first.shape[1] != (planned := family.geometry(module).tokens):
         raise UnsupportedModelError(
             f"{what} gives its {path} {first.shape[1]} tokens, and by its img_size it has {planned}; make {path} with "
             "the img_size that it gets"
         )
-    repeated = family.outputs_after(module, tokens[1:], images)
+    try:
+        repeated = family.outputs_after(module, tokens[1:], images)
+    except Exception as error:  # of the user's code
+        raise UnsupportedModelError(
+            f"{what} raises {type(error).__name__} where the blocks of its {path} return tokens and run none of their "
+            f"layers; {_MAY_READ.format(path)}"
+        ) from error
 
     def is_read(index: int) -> bool:
-        without = [0 * t if i == index else t for i, t in enumerate(tokens[1:])]
-        return not torch.equal(family.outputs_after(module, without, images), repeated)
+        # A head may compare tokens with a limit, which one change of them alone need not pass.
+        changes = [[c * t if i == index else t for i, t in enumerate(tokens[1:])] for c in (0, 1e4, -1e4)]
+        return any(not torch.equal(family.outputs_after(module, changed, images), repeated) for changed in changes)
 
     family = replace(family, read=tuple(filter(is_read, range(len(blocks)))))
     if not family.read:
         raise UnsupportedModelError(
             f"the output of {what} does not depend on what the blocks of its {path} return; nothing of it can be cut"
         )
+    if (last := family.read[-1] + 1) < len(blocks):
+        raise UnsupportedModelError(
+            f"the output of {what} does not depend on blocks after the first {last} of the {len(blocks)} of its "
+            f"{path}; make {path} with these {last} alone"
+        )
     copied = family.build(module, [block.read() for block in blocks])
-    for outputs in (repeated, copied(images)):
-        if not torch.allclose(outputs, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
-            raise UnsupportedModelError(
-                f"a copy of {what} has another output; its head is to read what {path} returns, as of forward_features "
-                "or forward_intermediates, not what hooks or second names of its layers see"
-            )
-    return family.read if _runs_narrowed(family, module, images) else ()
+    without = [0 * t for t in tokens[1:]]  # which blocks return that are run by a second name, too, if it is copied
+    of_copy, of_module = (family.outputs_after(made, without, images) for made in (copied, module))
+    if not (_alike(repeated, expected) and _alike(copied(images), expected) and _alike(of_copy, of_module)):
+        raise UnsupportedModelError(f"a copy of {what} has another output; {_MAY_READ.format(path)}")
+    return family.read if _reads_alone(family, module, images, tokens, repeated) else ()
 
 
-def _runs_narrowed(family: DenseFamily, module: nn.Module, images: Tensor) -> bool:
-    """Whether the head runs with a narrower embedding, which it does not where it reads the first tokens, too."""
+def _alike(outputs: Tensor, expected: Tensor) -> bool:
+    return outputs.shape == expected.shape and torch.allclose(
+        outputs, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())
+    )
+
+
+def _reads_alone(
+    family: DenseFamily, module: nn.Module, images: Tensor, tokens: Sequence[Tensor], outputs: Tensor
+) -> bool:
+    """Whether a head reads nothing that another embedding changes but tokens that blocks restore.
+
+    Others read the embedded patches, the width or a weight, or change the first tokens by more than a linear map.
+
+    Args:
+        tokens: before the first block and after each.
+        outputs: for them.
+    """
     if (geometry := family.geometry(module)).fixed_embed is not None:
         return True
-    encode = torch.eye(2, geometry.embed, dtype=torch.float64, device=images.device)
+    generator = torch.Generator().manual_seed(0)
+    encode = torch.randn(2, geometry.embed, dtype=torch.float64, generator=generator).to(images.device)
     try:
-        family.with_embedding(module, encode)(images)
-    except RuntimeError:  # of torch, for other shapes
+        narrow = family.with_embedding(module, encode)
+        first = family.first_tokens(narrow, images)
+        with ExitStack() as stack:
+            for i, block in enumerate(family.blocks(narrow)):
+                after = tokens[i + 1]
+                stack.enter_context(returning(block.module, after if i in family.read else after[..., : len(encode)]))
+            given = narrow(images)
+    except Exception:  # of the user's code, for other shapes
         return False
-    return True
+    return _alike(first, tokens[0] @ encode.to(first).mT) and torch.allclose(
+        given, outputs, rtol=1e-5, atol=1e-5 * float(outputs.abs().max())
+    )

@@ -79,16 +79,22 @@ class Network(nn.Module):
 
     @property
     def training(self) -> bool:
-        """The mode of the module, which other networks may share."""
-        return self.module.training
+        """The mode of the module, which other networks may share; of one with a head of the user's, the network's."""
+        return (self.family.inside(self.module) if isinstance(self.family, DenseFamily) else self.module).training
 
     @training.setter
     def training(self, mode: bool) -> None:
         """Nothing: `train` sets the mode of the module, too."""
 
     def train(self, mode: bool = True) -> Network:
-        """Set the mode, except that batch norms of a head keep their statistics: a few batches have others."""
+        """Set the mode, except that a head of the user's keeps what it puts out and is imitated in.
+
+        Batch norms keep their statistics: a few batches have others. Only detectors have losses of their own.
+        """
         super().train(mode)
+        if isinstance(self.family, DenseFamily) and not isinstance(self.module, Pyramid):
+            self.module.eval()  # in training it may put out more, or read other blocks
+            self.family.inside(self.module).train(mode)
         for module in self.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()

@@ -115,9 +115,22 @@ def test_a_narrower_embedding_is_given_back_where_the_head_reads_it(network: Mod
         torch.testing.assert_close(loaded(IMAGES), slim(IMAGES))
 
 
-def test_the_embedding_stays_where_the_head_reads_more_than_blocks_put_out(tmp_path: Path) -> None:
-    opened = open_network(f"{write_depth(tmp_path, wrong=True)}:First")
+@pytest.mark.parametrize("function", ["First", "Positions", "Width", "Bent"])
+def test_the_embedding_stays_where_the_head_reads_more_than_blocks_put_out(function: str, tmp_path: Path) -> None:
+    opened = open_network(f"{write_depth(tmp_path, wrong=True)}:{function}")
     assert "is not known" in str(opened.geometry.fixed_embed)  # type: ignore[union-attr]
+
+
+def test_a_block_is_read_that_is_only_compared_with_a_limit(tmp_path: Path) -> None:
+    opened = open_network(f"{write_depth(tmp_path, wrong=True)}:Limit")
+    assert opened.family.read == (0, 2)  # type: ignore[union-attr]
+
+
+def test_a_head_puts_out_the_same_in_training(tmp_path: Path) -> None:
+    opened: Any = open_network(f"{write_depth(tmp_path, wrong=True)}:Auxiliary")
+    expected = opened.eval()(IMAGES)
+    torch.testing.assert_close(opened.train()(IMAGES), expected)
+    assert opened.module.backbone.blocks.training
 
 
 def test_a_folder_from_elsewhere_runs_no_code_unasked(
@@ -143,6 +156,11 @@ def test_a_folder_from_elsewhere_runs_no_code_unasked(
     [
         ("Constant", "does not depend on what the blocks of its backbone return"),
         ("Hooked", "a copy of this Hooked has another output"),
+        ("Bound", "a copy of this Bound has another output"),
+        ("Inner", "this Inner raises IndexError where the blocks of its backbone return tokens"),
+        ("Named", r"has backbone\.norm\.weight by a second name, second\.weight"),
+        ("Flipped", "gives its backbone 4 images of 2"),
+        ("Shallow", "does not depend on blocks after the first 2 of the 3 of its backbone; make backbone with these 2"),
         ("Early", "runs 1 blocks of its backbone, expected each of the 3 once"),
         ("Resized", "gives its backbone 65 tokens, and by its img_size it has 17"),
         ("Two", "must contain one network of .*, and has first.backbone, second.backbone"),

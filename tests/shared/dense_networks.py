@@ -37,6 +37,17 @@ def build():
     with torch.no_grad():
         module.last.weight.mul_(100)
     return module
+
+
+class Coarse(Depth):
+    def forward(self, images):
+        return F.avg_pool2d(super().forward(images), 4)
+
+
+def build_coarse():
+    module = Coarse()
+    module.load_state_dict(build().state_dict())
+    return module
 """
 WRONG = """
 
@@ -80,6 +91,62 @@ class First(Depth):
     def __init__(self):
         super().__init__()
         self.mix = nn.Linear(64, 1)
+
+class Positions(Depth):
+    def forward(self, images):
+        return super().forward(images) + self.backbone.pos_embed.norm()
+
+class Width(Depth):
+    def forward(self, images):
+        return super().forward(images) / self.backbone.embed_dim**0.5
+
+class Bent(Depth):
+    def forward(self, images):
+        backbone = self.backbone
+        first = backbone._pos_embed(backbone.patch_embed(images))
+        features = backbone.blocks(first + first.abs())
+        return self.last(features[:, 1:, :8].transpose(1, 2).unflatten(2, (4, 4)))
+
+class Limit(Depth):
+    def forward(self, images):
+        early, late = self.backbone.forward_intermediates(images, indices=[0, 2], intermediates_only=True)
+        return self.last(late[:, :8] * (early.mean(1, keepdim=True) < 3))
+
+class Shallow(Depth):
+    def forward(self, images):
+        (x,) = self.backbone.forward_intermediates(images, indices=[1], intermediates_only=True)
+        return x
+
+class Bound(Depth):
+    def __init__(self):
+        super().__init__()
+        self.features = self.backbone.forward_features
+
+    def forward(self, images):
+        return self.features(images)[:, 1:].transpose(1, 2).unflatten(2, (4, 4))
+
+class Named(Depth):
+    def __init__(self):
+        super().__init__()
+        self.second = self.backbone.norm
+
+class Inner(Depth):
+    def forward(self, images):
+        seen = []
+        hook = self.backbone.blocks[2].attn.register_forward_hook(lambda *given: seen.append(given[2].mean()))
+        x = super().forward(images)
+        hook.remove()
+        return x + seen[0]
+
+class Flipped(Depth):
+    def forward(self, images):
+        one, other = super().forward(torch.cat([images, images.flip(-1)])).chunk(2)
+        return one + other.flip(-1)
+
+class Auxiliary(Depth):
+    def forward(self, images):
+        x = super().forward(images)
+        return (x, x.mean()) if self.training else x
 
 class Two(nn.Module):
     def __init__(self):

@@ -69,7 +69,7 @@ class Opened:
             "output": self.network.output.kind,
             **({} if self.base.spec.tokens is None else {"tokens": self.base.spec.tokens}),
             **({} if not self.base.spec.depths else {"depths": self.base.spec.depths}),
-            **({} if self.base.spec.builder is None else {"builder": self.base.spec.builder.sha256}),
+            **({} if self.base.spec.builder is None else {"builder": asdict(self.base.spec.builder)}),
             **self._objects(),
             "training": {k: v for k, v in asdict(training).items() if k not in ("device", "workers")},
         }
@@ -102,7 +102,7 @@ class Opened:
             "units": units_sha256(self.network),
             **({} if spec.tokens is None else {"tokens": spec.tokens}),
             **({} if not spec.depths else {"depths": spec.depths}),
-            **({} if spec.builder is None else {"map": [self.network.output.kind, spec.builder.sha256]}),
+            **({} if spec.builder is None else {"map": [self.network.output.kind, asdict(spec.builder)]}),
             **self._objects(),
             "device": self.passes.compute.device.type,
             "batches": [self.passes.batch_size(network, gradients=gradients) for gradients in (False, True)],

@@ -61,6 +61,14 @@ def test_the_map_is_like_the_bases(derived: Any, file: Path, frames: Path) -> No
     assert derived.record.similarity is None and "a map of foreground" in (derived.folder / "README.md").read_text()
 
 
+def test_another_head_of_the_same_weights_has_measurements_of_its_own(
+    derived: Any, file: Path, frames: Path, tmp_path: Path
+) -> None:
+    coarse = derive(f"{file}:build_coarse", frames, tmp_path / "model")
+    assert coarse.model.spec.base.weights_sha256 == derived.model.spec.base.weights_sha256
+    assert coarse.record.map.agreement > 0.9
+
+
 def test_a_narrower_embedding_reaches_a_rate_that_the_whole_one_does_not(
     file: Path, frames: Path, tmp_path: Path
 ) -> None:
