@@ -639,14 +639,20 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
     spec = document.spec
     if fault := file_fault(files.weights_file, document.weights_sha256, files.spec_file):
         raise CheckpointError(f"{fault}; copy the folder again, or derive it again")
+    with reading(files.weights_file):
+        state = load_file(files.weights_file)
+    # The width that blocks restore for a head: that of the first base, as the base of this one may be narrower, too.
+    prefix = "" if spec.builder is None else f"{spec.builder.network}.blocks."
+    restores = [w for name, w in state.items() if name.startswith(prefix) and name.endswith(".restore.weight")]
+    whole = len(restores[0]) if restores else 0
     try:
         if spec.builder is not None:
             network = _made_again(files, spec.builder, run_code, boxes=spec.output == "boxes")
         else:
             with without_values():
                 arguments = dict(spec.timm_args)
-                if spec.depths and spec.narrowed:
-                    arguments["embed_dim"] = spec.base.embed
+                if spec.depths and whole:
+                    arguments["embed_dim"] = whole
                 network = Network(_create(spec.timm_name, arguments, prefix="timm_args."))
             if spec.depths:
                 network = with_features(network, spec.tokens, spec.depths)
@@ -656,17 +662,15 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
         raise CheckpointError(f"{files.spec_file} contradicts the model: {error}") from error
     if spec.reads_texts and store_tokenizer(tokenizer_text(files.path) or "") != spec.preprocessing["tokenizer"]:
         raise CheckpointError(f"{files.tokenizer_file} is missing or was altered; copy the folder again")
-    with reading(files.weights_file):
-        state = load_file(files.weights_file)
     depth = len(network.read())
     if network.family_name != spec.family or len(spec.blocks) != depth:
         raise CheckpointError(
             f"{files.spec_file} describes {len(spec.blocks)} blocks of family {spec.family}, and {spec.timm_name} has "
             f"{depth} of {network.family_name}; copy the folder again, or derive it again"
         )
-    if isinstance(network.family, DenseFamily) and spec.narrowed:
+    if isinstance(network.family, DenseFamily) and whole and spec.embed:
         device = next(network.parameters()).device
-        network = network.with_embedding(torch.zeros(spec.narrowed, dtype=torch.float64, device=device))
+        network = network.with_embedding(torch.zeros(spec.embed, whole, dtype=torch.float64, device=device))
     network.resize(spec.blocks, state)
     fill_network(network, state, files.weights_file, str(folder))
     _check_described(network, spec, files.spec_file)

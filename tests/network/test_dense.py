@@ -113,6 +113,10 @@ def test_a_narrower_embedding_is_given_back_where_the_head_reads_it(network: Mod
     assert loaded.spec.narrowed == (16, 64)
     with torch.inference_mode():
         torch.testing.assert_close(loaded(IMAGES), slim(IMAGES))
+    base: Any = open_network(tmp_path / "slim")  # which is as narrow as what is derived from it
+    save(Model(base, replace(derived_spec(base.spec, base, "full", ()), output="values")), tmp_path / "again")
+    with torch.inference_mode():
+        torch.testing.assert_close(edgevit.load(tmp_path / "again")(IMAGES), slim(IMAGES))
 
 
 @pytest.mark.parametrize("function", ["First", "Positions", "Width", "Bent"])
