@@ -403,6 +403,14 @@ class Deriving(Request):
             "Folder of more images of any class, for distillation and for forge's calibration.", DATA, metavar="FOLDER"
         ),
     ] = None
+    budget_of: Annotated[
+        str,
+        Option(
+            "What --rate and --macs count of a detector: pyramid (backbone and pyramid, which are cut) or whole (with "
+            "the most proposals that it takes).",
+            SHAPE,
+        ),
+    ] = _BUDGETS_OF[0]
     reject: Annotated[
         float | None,
         Option("False-rejection rate used to calibrate the `other` threshold.  [default: no threshold]", DATA),
@@ -498,14 +506,6 @@ class DeriveRequest(Deriving):
     ms: Annotated[float | None, Option(MS, BUDGET, metavar="NUMBER", common=True)] = None
     mj: Annotated[float | None, Option(MJ, BUDGET, metavar="NUMBER", common=True)] = None
     fps: Annotated[float | None, Option(FPS, BUDGET, metavar="NUMBER", common=True)] = None
-    budget_of: Annotated[
-        str,
-        Option(
-            "What --rate and --macs count of a detector: pyramid (backbone and pyramid, which are cut) or whole (with "
-            "the most proposals that it takes).",
-            SHAPE,
-        ),
-    ] = _BUDGETS_OF[0]
     cost_table: CostTableFile = None
     # The minimum sizes of the remaining blocks, by number; all other blocks are removed.
     at_least: Mapping[int, BlockDims] | None = None

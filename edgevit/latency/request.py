@@ -102,6 +102,10 @@ class MeetRequest(Deriving):
             )
         if others := [name for name, value in self._limits().items() if value is not None and name != self.quantity]:
             raise OptionError(f"--{others[0]} and --{self.quantity} exclude each other; give one of them")
+        if self.budget_of == "whole":
+            raise OptionError(
+                f"--budget-of whole is for --rate and --macs, and --{self.quantity} is measured; leave it out"
+            )
         for number in self.budgets:
             check_number(f"--{self.quantity}", number, "(0, inf)", _EXAMPLES[self.quantity])
         refuse_linear(self.method, self.quantity)

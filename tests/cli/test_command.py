@@ -121,7 +121,7 @@ BY_HAND = {
     "derive-many": {"example"}, "fleet": {"example"},  # prints a plan to begin with, and ends
     "methods": {"method"}, "profiles": {"profile"}, "show": {"folder"},  # what is printed; nothing is done
     "ls": {"folder"},  # the same
-    "cache": {"all", "clear"},  # of this machine, and nothing that Python or a record would ask for
+    "cache": {"clear"},  # of this machine, and nothing that Python or a record would ask for
 }  # fmt: skip
 
 
