@@ -271,8 +271,7 @@ def section() -> str:
     lines = [
         ["derivations", f"{done['derivations']}"],
         ["wall time, 2 workers of one thread", f"{done['wall_s']:.0f} s"],
-        ["processor time of all", f"{done['cpu_s']:.0f} s"],
-        ["of these in jobs", f"{done['jobs_cpu_s']:.0f} s"],
+        ["processor time of all; of jobs", f"{done['cpu_s']:.0f} s; {done['jobs_cpu_s']:.0f} s"],
         ["beside each job, by driver and workers", f"{done['overhead_s_per_job']:.3f} s, {done['overhead_share']:.1%}"],
         ["disk", f"{done['disk_mb']:.0f} MB"],
     ]
