@@ -11,11 +11,12 @@ import hashlib
 import os
 import shutil
 import socket
+import sys
 import time
 import warnings
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -76,7 +77,8 @@ def run_on_ray(
         return
     lost = _of_lost_connections(address)
     try:
-        with _Cluster(address, threads) as cluster:
+        # Ray prints news of nodes to the standard output, which is a document where --json is given.
+        with redirect_stdout(sys.stderr), _Cluster(address, threads) as cluster:
             yield from work_off(JobQueue(due, results, cluster.workers(due)), cluster)
     except lost as error:
         raise JobsError(f"the connection to the cluster at {address} is lost; the same command continues") from error
