@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
+import re
 import shutil
 import socket
 import sys
@@ -56,6 +58,8 @@ Piece = tuple[Job[Any, Any], Results]
 CONNECT_S = 10.0
 CLIENT = "ray://"  # of an address that machines outside of the cluster use
 FAULT = "a fault of edgevit, please report it: "
+# The frames of a traceback, which stands in the error of Ray's client; the error itself comes after them.
+FRAMES = re.compile(r'^  File "[^\n]*\n(?:    [^\n]*\n)*', re.MULTILINE)
 NO_RAY = "--ray needs Ray: pip install 'edgevit[fleet]'"
 KILLED = Died(-9)  # the end of a task whose process or node is gone
 
@@ -110,17 +114,14 @@ class _Cluster:
         except ImportError as error:
             raise OptionError(NO_RAY) from error
         _refuse_silent(address)
+        _refuse_others(address)
         try:
             with warnings.catch_warnings():  # of what is raised, too
                 warnings.simplefilter("ignore")
                 self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (ConnectionError, ValueError, RuntimeError, self._ray.exceptions.RayError) as error:
             self._ray.shutdown()  # of what has begun
-            if "ersion mismatch" in str(error):  # of Ray or Python, each named
-                text = f"{' '.join(str(error).split()).rstrip('.')}; install the same of both on all nodes"
-                raise OptionError(f"the Ray cluster at {address}: {text}") from error
-            reason = str(error).partition("\n")[0]
-            raise OptionError(f"no Ray cluster at {address}: {reason}; start one with `ray start --head`") from error
+            raise OptionError(_refusal(address, str(error), self._ray.__version__)) from error
         self._resources = self._ray.cluster_resources()
         nodes = [node["Resources"].get("memory", 0) for node in self._ray.nodes() if node["Alive"]]
         self._largest_bytes = int(max(nodes, default=0))
@@ -318,6 +319,40 @@ def _refuse_silent(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except OSError as error:
         raise OptionError(f"no Ray cluster at {address}: {error}; start one with `ray start --head`") from error
+
+
+def _refuse_others(address: str) -> None:
+    """Raise OptionError if it is not Ray's head that listens at HOST:PORT; Ray itself would try for ten minutes."""
+    if address.startswith(CLIENT) or ":" not in address or os.environ.get("RAY_USE_TLS", "0") != "0":
+        return
+    try:
+        grpc = import_module("grpc")
+    except ImportError as error:
+        raise OptionError(NO_RAY) from error
+    reasons = {
+        status: "what listens there is not the head of one, whose port is usually 6379"
+        for status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    }
+    reasons[grpc.StatusCode.NOT_FOUND] = f"this is the port of Ray's client: try --ray {CLIENT}{address}"
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary("/ray.rpc.RayletDriver/ClusterInfo")(b"", timeout=CONNECT_S)  # of a connected client
+        except grpc.RpcError as error:
+            if reason := reasons.get(error.code()):
+                raise OptionError(f"no Ray cluster at {address}: {reason}") from error
+
+
+def _refusal(address: str, text: str, version: str) -> str:
+    """Why there is no connection, in one line, from the text of Ray's error and the version of Ray here."""
+    reason = " ".join(FRAMES.split(text)[-1].split()).rstrip(".")
+    if "ersion mismatch" in reason:  # of Ray or Python, each named
+        return f"the Ray cluster at {address}: {reason}; install the same of both on all nodes"
+    if address.startswith(CLIENT):  # somebody listens there
+        return (
+            f"no connection to a Ray cluster at {address}: {reason}; try again, or another port: that of Ray's client "
+            f"is usually 10001; all nodes need Ray {version} and Python {platform.python_version()} as here"
+        )
+    return f"no Ray cluster at {address}: {reason}; start one with `ray start --head`"
 
 
 def _refuse_outside(outputs: Sequence[str], node: str) -> None:

@@ -41,6 +41,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # 15 is nothing on a machine that does something else, too
     monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")
+    monkeypatch.setenv("RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S", "120")  # 30 s is short on a busy machine
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of the nodes, which import the jobs
 
     class WithPorts(Cluster):  # type: ignore[misc]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
 import sys
 from dataclasses import replace
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import bad_jobs
@@ -128,6 +131,52 @@ def test_another_python_is_refused_in_one_line_that_names_both(cluster: Any, mon
         with pytest.raises(OptionError, match=r"Python: 3\.1.*Python: 3\.99\.0; install the same of both") as refused:
             list(run_on_ray([Job("a", "a", bad_jobs.count)], {}, address=address, threads=1))
         assert "\n" not in str(refused.value)
+
+
+# As Ray's client raises it where the server of a connection takes longer than 30 s to start.
+TRACEBACK = """Initialization failure from server:
+Traceback (most recent call last):
+  File "/ray/util/client/server/proxier.py", line 780, in Datapath
+    raise RuntimeError(
+RuntimeError: Proxy failed to Connect to backend! Check
+`ray_client_server.err` on the head node.
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "text", "reason"),
+    [
+        (
+            "ray://head:1",
+            TRACEBACK,
+            r"at ray://head:1: RuntimeError: Proxy failed .* Check `.* node; try .* Ray 2.60.0 and Python 3",
+        ),
+        (
+            "ray://head:1",
+            f"{TRACEBACK}Version mismatch:\n    Ray: 1\n",
+            "at ray://.* mismatch: Ray: 1; install the same",
+        ),
+        ("ray://head:1", "ray client connection timeout", "timeout; try again, or another port, .*10001"),
+        ("auto", "Could not find any\nrunning instance.", "no Ray cluster at auto: .* any running instance; start one"),
+    ],
+)
+def test_the_error_of_ray_becomes_one_line_with_the_end_of_its_traceback(address: str, text: str, reason: str) -> None:
+    message = ray_cluster._refusal(address, text, "2.60.0")
+    assert re.search(reason, message) and "\n" not in message and "File" not in message, message
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_a_port_of_the_client_or_of_something_else_is_refused_in_place_of_the_head(cluster: Any) -> None:
+    ray_cluster._refuse_others(cluster.address)
+    client = cluster.client_address.removeprefix("ray://")
+    with pytest.raises(OptionError, match=f"port of Ray's client: try --ray ray://{client}$"):
+        ray_cluster._refuse_others(client)
+    with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(OptionError, match="what listens there is not the head of one, whose port is usually 6379"):
+            ray_cluster._refuse_others(f"127.0.0.1:{server.server_port}")
+        server.shutdown()
 
 
 @pytest.mark.slow
