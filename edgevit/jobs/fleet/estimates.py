@@ -7,6 +7,7 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ KEPT = 18  # numbers of the embedding's width that training keeps of each token 
 HEAD_WIDTH = 64
 USUAL_STEPS, MEASURED_IMAGES = 1000, 3000  # where a method's own rule decides; images of statistics and accuracy
 UNSEEN_S = {"export": 20.0, "engine": 240.0, "bench": 30.0}  # before the first of a stage has ended
+BASE = ("base", "checkpoint", "model_args")  # arguments that tell bases apart
 SHARE = 0.05  # of the time, at most, that is spent on estimating the time left
 
 
@@ -70,11 +72,12 @@ class Kind:
     names: tuple[str, ...]
     method: str
     measures: bool  # for other derivations
+    first: bool  # of its stage in its process, which imports and compiles what the later ones find
 
-    @property
-    def other(self) -> Kind:
-        """The same but for what is measured."""
-        return replace(self, measures=not self.measures)
+    def others(self) -> list[Kind]:
+        """The kinds that differ in what is measured or imported; the most similar one first."""
+        flags = product((self.measures, not self.measures), (self.first, not self.first))
+        return [replace(self, measures=measures, first=first) for measures, first in flags][1:]
 
 
 class TimeLeft:
@@ -82,7 +85,8 @@ class TimeLeft:
 
     The rest of the plan is simulated with the queue that does it: so boards and the end, when some workers have nothing
     left to do, are taken into account. The first derivation of a task from a base measures what the others find in the
-    cache, and may take twice as long as they: it is a kind of its own.
+    cache, and the first job of a stage in a process imports and compiles: each may take twice as long as the others,
+    and is a kind of its own.
 
     Args:
         order: all jobs in the order in which they are done.
@@ -108,6 +112,7 @@ class TimeLeft:
         self._seconds: dict[Kind, list[float]] = defaultdict(list)  # in ascending order, for their median
         self._each: dict[str, list[float]] = defaultdict(list)  # seconds of a MAC, or of a job, by stage
         self._since: dict[str, float] = {}  # when the jobs that run began
+        self._first: dict[str, set[str]] = defaultdict(set)  # jobs, by stage: as many as there are workers
         self._began = clock()
         self._known: tuple[float, float, float] | None = None  # when it was estimated, how long that took, what is left
         for job in earlier:
@@ -121,6 +126,8 @@ class TimeLeft:
     def begin(self, name: str) -> None:
         """Take note of a job that begins."""
         self._since[name] = self._clock()
+        if len(first := self._first[self._due[name].record.stage]) < self._workers:
+            first.add(name)
 
     def put_off(self, name: str) -> None:
         """Take note of a job that is to begin again."""
@@ -165,23 +172,28 @@ class TimeLeft:
 
     def _usual_s(self, job: FleetJob) -> float:
         kind = self._kind(job)
-        if seconds := self._seconds.get(kind):
-            return _median(seconds)
-        if seconds := self._seconds.get(kind.other):
-            return _median(seconds) * (self._ratio() if kind.measures else 1 / self._ratio())
+        for other in (kind, *kind.others()):
+            if seconds := self._seconds.get(other):
+                return _median(seconds) * self._ratio(kind, other)
         if each := self._each.get(job.stage):  # of another base, method or board
             return self._work_of(job) * _median(each)
         every = [value for seconds in self._seconds.values() for value in seconds]
         return UNSEEN_S.get(job.stage, sum(every) / len(every))
 
-    def _ratio(self) -> float:
-        """How many times as long as others a derivation takes that measures; 1 until both were seen of some base."""
-        pairs = ((seconds, self._seconds.get(kind.other)) for kind, seconds in self._seconds.items() if kind.measures)
-        return _median(sorted(_median(of) / max(_median(others), 0.01) for of, others in pairs if others) or [1.0])
+    def _ratio(self, kind: Kind, other: Kind) -> float:
+        """How many times as long as another kind of its stage a job takes, by bases with both seen; or 1."""
+        ratios = [
+            _median(seconds) / max(_median(others), 0.01)
+            for each, seconds in self._seconds.items()
+            if each.names[0] == kind.names[0] and (each.measures, each.first) == (kind.measures, kind.first)
+            if (others := self._seconds.get(replace(each, measures=other.measures, first=other.first)))
+        ]
+        return _median(sorted(ratios or [1.0]))
 
     def _kind(self, job: FleetJob) -> Kind:
-        names = job.stage, job.place, *(str(job.derivation.arguments.get(key)) for key in ("base", "checkpoint"))
-        return Kind(names, job.derivation.method, job.stage == "derive" and job.name in self._measuring)
+        names = job.stage, job.place, *(str(job.derivation.arguments.get(key)) for key in BASE)
+        measures = job.stage == "derive" and job.name in self._measuring
+        return Kind(names, job.derivation.method, measures, job.name in self._first[job.stage])
 
     def _work_of(self, job: FleetJob) -> float:
         return self._work.get(job.name, 1.0) if job.stage == "derive" else 1.0
@@ -193,7 +205,7 @@ def _median(ascending: Sequence[float]) -> float:
 
 def _measured(derivation: DeriveJob) -> tuple[str, ...]:
     """What is measured once for all derivations that are alike in it."""
-    return *(str(derivation.arguments.get(key)) for key in ("base", "checkpoint")), derivation.task, derivation.method
+    return *(str(derivation.arguments.get(key)) for key in BASE), derivation.task, derivation.method
 
 
 def first_of_each(derivations: Iterable[DeriveJob], key: Callable[[DeriveJob], object]) -> list[DeriveJob]:

@@ -85,6 +85,37 @@ def test_the_time_left_of_a_recorded_plan_is_right_within_a_third(fleet_plan: An
     assert abs(estimated - (wall - at)) < (wall - at) / 3, (estimated, wall - at)
 
 
+DEPTHS = {"deep": 4, "shallow": 2}
+# The same of a plan of bases of four and two blocks. Two processes did it; the first derivation and the first export of
+# each took longer, and were the only ones of the small base until half of the time had passed.
+OF_TWO_BASES = {
+    "t0-deep-b0": (9.98, 12.76), "t1-deep-b0": (10.27, 5.72), "t2-deep-b0": (8.02, 5.51),
+    "t0-deep-b1": (5.83, 7.27), "t1-deep-b1": (7.02, 6.55), "t2-deep-b1": (5.44, 4.46),
+    "t0-shallow-b0": (7.77, 8.86), "t1-shallow-b0": (4.68, 3.19), "t2-shallow-b0": (4.42, 3.51),
+    "t0-shallow-b1": (3.33, 4.03), "t1-shallow-b1": (3.54, 4.04), "t2-shallow-b1": (3.24, 3.97),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("share", [0.5, 0.75])
+def test_the_first_jobs_of_processes_do_not_make_the_time_left_of_a_recorded_plan_too_long(
+    fleet_plan: Any, share: float
+) -> None:
+    """Counted like the others, they made it 68 % too long at half way."""
+    names = [f"t{number}" for number in range(3)]
+    budgets = [{"name": f"b{number}", "rate": 0.3 + 0.1 * number} for number in range(2)]
+    bases = [{"name": name, "base": NAME, "model_args": {**ARGS, "depth": depth}} for name, depth in DEPTHS.items()]
+    tasks = [{"name": name, "classes": ["3", str(number)]} for number, name in enumerate(names)]
+    jobs = read_plan(fleet_plan(bases=bases, tasks=tasks, budgets=budgets, boards=None)).jobs
+    work, recorded = dict[str, float](), dict[str, float]()
+    for job in jobs:
+        task, base, budget, _ = job.derivation.name.split("-")
+        recorded[job.name] = OF_TWO_BASES[f"{task}-{base}-{budget}"][job.stage == "export"]
+        work |= {job.name: DEPTHS[base]} if job.stage == "derive" else {}
+    left, wall = estimates(in_order(jobs, work, 2), work, 2, recorded)
+    at, estimated = min(left, key=lambda pair: abs(pair[0] - share * wall))
+    assert abs(estimated - (wall - at)) < (wall - at) / 3, (estimated, wall - at)
+
+
 def test_before_anything_ended_nothing_is_said_and_another_base_takes_as_much_longer_as_it_has_macs(
     fleet_plan: Any,
 ) -> None:
@@ -92,7 +123,7 @@ def test_before_anything_ended_nothing_is_said_and_another_base_takes_as_much_lo
     time_left = TimeLeft([Job(derive.name, derive, len)], {}, {derive.name: 30.0}, 1)  # type: ignore[list-item,arg-type]
     assert time_left.left_s() is None and time_left.percent() == 0
     time_left._each["derive"].append(2.0)  # of another base
-    time_left._seconds[Kind(("derive", "", "other"), "forge", False)].append(20.0)
+    time_left._seconds[Kind(("derive", "", "other"), "forge", False, False)].append(20.0)
     assert time_left.left_s() == pytest.approx(60, abs=1)
 
 
