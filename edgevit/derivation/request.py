@@ -520,19 +520,29 @@ class DeriveRequest(Deriving):
         if base is None:
             weights = "" if self.checkpoint is None else f", such as {self.checkpoint} itself, without --checkpoint"
             raise OptionError(f"nothing to derive from: give a BASE, a timm name, a model folder or weights{weights}")
-        self._check_start()
-        check_number("--remove-blocks", self.remove_blocks, "[0, 2**10)", "try 3")
         if self.data is None and self.needs_images():
             raise OptionError("--data is missing; only a slice of a super-network that is not trained needs no images")
+        self.check_choices()
         self.check_budget()
+        # A jobs file has no key for overwriting, so that its jobs cannot ask for it.
+        self._check_out(resume=self.resume, overwrite=None if self.job else self.overwrite)
+        self._check(base, self.method, self.options, self.unlabelled)
+
+    def check_choices(self) -> None:
+        """Refuse a wrong name or number, whatever base, images and budget there are."""
+        self._check_start()
+        check_number("--remove-blocks", self.remove_blocks, "[0, 2**10)", "try 3")
         if self.head not in _HEADS:
             raise UnknownNameError("head", self.head, _HEADS)
         if self.reject is not None:
             check_number("--reject", self.reject, "(0, 1)", "try 0.05")
-        # A jobs file has no key for overwriting, so that its jobs cannot ask for it.
-        self._check_out(resume=self.resume, overwrite=None if self.job else self.overwrite)
         self._check_output()
-        self._check(base, self.method, self.options, self.unlabelled)
+        if self.budget_of not in _BUDGETS_OF:
+            raise UnknownNameError("part of a detector", self.budget_of, _BUDGETS_OF)
+        if self.budget_of == "whole" and self.output != "boxes":
+            raise OptionError(f"--budget-of whole is for detectors, and --output is {self.output}; leave it out")
+        if self.budget_of == "whole" and self.rate is None and self.macs is None:
+            raise OptionError("--budget-of whole is for --rate and --macs; leave it out")
 
     def _check_start(self) -> None:
         """Refuse a wrong choice of the network to cut."""
@@ -571,10 +581,6 @@ class DeriveRequest(Deriving):
                 refuse_linear(self.method, self.measured)
             table = None if self.cost_table is None else load_cost_table(self.cost_table)
         make_budget(_NO_LIMIT, _NO_LIMIT, **self.budget(), table=table)
-        if self.budget_of not in _BUDGETS_OF:
-            raise UnknownNameError("part of a detector", self.budget_of, _BUDGETS_OF)
-        if self.budget_of == "whole" and self.rate is None and self.macs is None:
-            raise OptionError("--budget-of whole is for --rate and --macs; leave it out")
 
     def budget(self) -> dict[str, Any]:
         """The budgets by name; exactly one is not None."""

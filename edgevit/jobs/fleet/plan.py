@@ -6,6 +6,7 @@ file (`edgevit.jobs.jobs_file`), which lays out the derivations.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -170,6 +171,11 @@ def read_plan(file: Path) -> FleetPlan:
         jobs = tuple(job for derivation in derivations for job in _jobs_of(derivation, layout, gates))
     except (OptionError, UnknownNameError, GateError, ProfileError) as error:
         raise JobsError(f"{file}: {error}") from error
+    if several := [name for name, count in Counter(job.name for job in jobs).items() if count > 1]:
+        raise JobsError(
+            f"{file}: two jobs are named {several[0]!r}, which is put together from the names of task, base, budget, "
+            "method, board, power mode and precision; rename one of these, or list it once"
+        )
     return FleetPlan(layout, jobs)
 
 
@@ -184,6 +190,9 @@ def _check(layout: PlanLayout, file: Path) -> None:
                 f"{file}: board {board.name!r} has hosts {', '.join(board.hosts)}: list each once, leave host out, and "
                 f"choose another name than {HERE!r}, which is this machine"
             )
+    _refuse_shared_hosts(layout.boards, file)
+    if layout.gates and not layout.boards:
+        raise JobsError(f"{file}: gates {', '.join(layout.gates)} are judged on boards: list one, or leave them out")
     for budget in layout.budgets:
         measured = [name for name in MEASURED_BUDGETS if getattr(budget, name) is not None]
         if budget.board is not None and budget.board not in boards:
@@ -205,6 +214,18 @@ def _check(layout: PlanLayout, file: Path) -> None:
             raise JobsError(f"{file}: {name} {value} is less than 1")
     request_of(ExportRequest, {"model": ".", **layout.export}, "export")
     request_of(BenchRequest, {"models": ["."], **layout.bench}, "bench")
+
+
+def _refuse_shared_hosts(boards: Sequence[BoardEntry], file: Path) -> None:
+    """Refuse two boards on one host, as a host does one job at a time."""
+    owner: dict[tuple[str | None, str | None], str] = {}
+    for board in boards:
+        for host in board.hosts or (board.address,):
+            if (other := owner.setdefault((host, board.ssh_config), board.name)) != board.name:
+                raise JobsError(
+                    f"{file}: boards {other!r} and {board.name!r} are both {host}, which does one job at a time: make "
+                    "them one board, with several power_modes if they differ in these"
+                )
 
 
 def _gates(layout: PlanLayout, board: BoardEntry) -> tuple[str, ...]:

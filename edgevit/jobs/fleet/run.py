@@ -6,7 +6,6 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 
 import torch
 
@@ -19,7 +18,7 @@ from edgevit.derivation.feasibility import Target
 from edgevit.derivation.method import find_method, refuse_training
 from edgevit.derivation.request import DeriveRequest
 from edgevit.errors import EdgeVitError, Interrupted, JobsError, OptionError, OutputError
-from edgevit.jobs.fleet.estimates import BaseSize, TimeLeft, first_of_each, memory_of, size_of, work_of
+from edgevit.jobs.fleet.estimates import BASE, BaseSize, TimeLeft, first_of_each, memory_of, size_of, work_of
 from edgevit.jobs.fleet.plan import FleetJob, FleetPlan, on_host, read_plan
 from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.stages import carry_out, first_board
@@ -53,23 +52,20 @@ def fleet(request: FleetRequest, progress: Progress | None = None) -> list[JobSt
 
     Raises:
         JobsError: the file is not valid, or budgets in it are below what can be made; nothing was started.
+        OptionError: `workers` and `ray` are given together, or an option of the plan cannot be.
         Interrupted: Ctrl-C or SIGTERM; the same call continues.
     """
     plan = read_plan(request.plan)
     jobs = plan.part(request.only)
+    if request.ray is not None and request.workers is not None:
+        raise OptionError("--workers is for processes on this machine; a cluster has its own, --ray: leave one out")
     failed: dict[str, str] = {}
     if not request.status:
         try:
             failed = _work_off(jobs, plan, request, OnlyOnce(progress or Silent()))
         except KeyboardInterrupt as stop:
             raise Interrupted("stopped; the same command continues with the jobs that are not done") from stop
-    # On a full disk there is no record of a job that failed.
-    return [
-        replace(state, state="failed", reason=failed[state.job], waits_for_another=False)
-        if state.state == "waiting" and state.job in failed
-        else state
-        for state in states_of(jobs)
-    ]
+    return states_of(jobs, failed)  # on a full disk a job that failed has no record
 
 
 def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, progress: Progress) -> dict[str, str]:
@@ -208,7 +204,7 @@ def usual_workers(plan: FleetPlan) -> int:
 
 
 def _base_of(derivation: DeriveJob) -> str:
-    return str([derivation.arguments.get(name) for name in ("base", "checkpoint", "model_args")])
+    return str([derivation.arguments.get(name) for name in BASE])
 
 
 def _base_and_method(derivation: DeriveJob) -> tuple[str, str]:
@@ -216,11 +212,11 @@ def _base_and_method(derivation: DeriveJob) -> tuple[str, str]:
 
 
 def refuse_impossible(derivations: Iterable[DeriveJob]) -> dict[str, BaseSize]:
-    """Refuse trainings and budgets that cannot be, all of them in one message; return the size of each base.
+    """Refuse options and budgets that cannot be, all budgets in one message; return the size of each base.
 
     Raises:
         JobsError: the budgets, each with its base and method.
-        UnknownNameError, OptionError, CheckpointError: a base, or a training, that cannot be.
+        UnknownNameError, OptionError, CheckpointError: a base, an option or a training that cannot be.
     """
     networks: dict[str, Network] = {}
     reasons: dict[str, str] = {}
@@ -229,6 +225,7 @@ def refuse_impossible(derivations: Iterable[DeriveJob]) -> dict[str, BaseSize]:
         if key in reasons:
             continue
         request, base, reasons[key] = derivation.request(), _base_of(derivation), ""
+        request.check_choices()
         refuse_training(request)
         is_measured = request.measured and request.cost_table is None
         if is_measured or not request.puts_out_classes or request.supernet_folder() is not None:
@@ -252,6 +249,7 @@ def _reason(request: DeriveRequest, network: Network) -> str:
     restricted = with_classes(network, [0])
     table = None if request.cost_table is None else load_cost_table(request.cost_table)
     try:
+        request.check_budget()
         refuse_base(method, config, network, policy)
         budget = make_budget(network.geometry.macs(network.dims), params, **request.budget(), table=table)
         method.check(config, Target(restricted, budget, policy, MANY_IMAGES))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from edgevit.board.gates import State
@@ -91,11 +92,18 @@ def _has_result(job: FleetJob) -> bool:
     return (job.folder / RUNS).is_file() if job.stage == "bench" else model.export.record_file.is_file()
 
 
-def states_of(jobs: Sequence[FleetJob]) -> list[JobState]:
-    """The states of jobs, each of which stands after those that it needs."""
+def states_of(jobs: Sequence[FleetJob], failed: Mapping[str, str] = MappingProxyType({})) -> list[JobState]:
+    """The states of jobs, each of which stands after those that it needs.
+
+    Args:
+        failed: reasons of jobs that failed, by name, where no record can be written.
+    """
     states: dict[str, JobState] = {}
     for job in jobs:
-        states[job.name] = _state(job, states)
+        state = _state(job, states)
+        if state.state == "waiting" and job.name in failed:
+            state = replace(state, state="failed", reason=failed[job.name], waits_for_another=False)
+        states[job.name] = state
     return list(states.values())
 
 

@@ -36,6 +36,8 @@ def fleet_plan(tmp_path: Path, base_weights: Path) -> Any:
             "threads": 1,
             **changed,
         }
+        if not content["boards"] and "gates" not in changed:
+            del content["gates"]  # nothing would judge them
         file = tmp_path / "plan.yaml"
         file.write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}))
         return file

@@ -92,6 +92,16 @@ def test_parts_are_whole_and_together_they_are_all(fleet_plan: Any) -> None:
         ({"boards": [{**ORIN, "profile": "orin-nx-17gb"}]}, "orin-nx-16gb"),
         ({"boards": [{**ORIN, "hosts": ["orin1", "orin2"]}]}, "list each once, leave host out"),
         ({"boards": [{"name": "here", "hosts": ["orin1"]}]}, "which is this machine"),
+        ({"boards": [{"name": "orin"}, {"name": "two", "hosts": ["orin3", "orin"]}]}, "'orin' and 'two' are both orin"),
+        (
+            {"boards": [{**ORIN, "power_modes": ["15W", "15W"]}]},
+            "two jobs are named 'odd-tiny-half-nuwa.bench@orin.15W'",
+        ),
+        (
+            {"tasks": [{"name": "a-b"}, {"name": "a"}], "bases": [{"name": "c"}, {"name": "b-c"}]},
+            "named 'a-b-c-half-nuwa'",
+        ),
+        ({"boards": None, "gates": ["p99<8ms"]}, "gates p99<8ms are judged on boards: list one"),
         ({"bench": {"sampels": 3}}, "bench has the unknown option 'sampels'; did you mean 'samples'?"),
         ({"export": {"board": "orin"}}, "export has the unknown option 'board'"),
         ({"gates": ["p98<8ms"]}, "no metric 'p98'"),

@@ -22,7 +22,7 @@ from forks import Program, server
 from places import STANDINS
 from small_base import ARGS, NAME, PLAN, PREPROCESSING, QUICK, write_checkpoint
 
-from edgevit.errors import JobsError
+from edgevit.errors import EdgeVitError, JobsError, OptionError
 from edgevit.jobs import runners
 from edgevit.jobs.fleet import run
 from edgevit.jobs.fleet.plan import read_plan
@@ -70,6 +70,29 @@ def test_all_impossible_budgets_are_named_before_anything_starts(fleet_plan: Any
     assert not (tmp_path / "fleet").exists()
 
 
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"budget_of": "whole"}, "--budget-of whole is for detectors, and --output is classes; leave it out"),
+        ({"budget_of": "hole"}, "no part of a detector 'hole'; did you mean 'whole'?"),
+        ({"remove_blocks": -1}, "--remove-blocks -1"),
+        ({"reject": 2}, "--reject 2"),
+    ],
+    ids=["whole", "hole", "blocks", "reject"],
+)
+def test_an_option_of_all_derivations_that_cannot_be_is_refused_before_anything_starts(
+    changed: dict[str, Any], reason: str, fleet_plan: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(EdgeVitError) as refused:
+        fleet(fleet_plan(**changed))
+    assert reason in str(refused.value) and not (tmp_path / "fleet").exists()
+
+
+def test_workers_are_not_for_a_cluster(fleet_plan: Any) -> None:
+    with pytest.raises(OptionError, match="--workers is for processes on this machine"):
+        fleet(FleetRequest(plan=fleet_plan(), workers=2, ray="auto"))
+
+
 @pytest.mark.parametrize("can_write", [True, False])
 def test_a_job_whose_process_died_is_shown_as_failed_also_where_no_record_can_be_written(
     can_write: bool, fleet_plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -86,6 +109,7 @@ def test_a_job_whose_process_died_is_shown_as_failed_also_where_no_record_can_be
     states = fleet(fleet_plan())
     assert [state.state for state in states] == ["failed", "waiting", "waiting"]
     assert states[0].reason == "its process was ended from outside (signal 9)"
+    assert states[1].reason == "for odd-tiny-half-nuwa, which failed"
 
 
 def weights(folder: Path) -> dict[str, str]:
