@@ -334,9 +334,9 @@ def _refuse_others(address: str) -> None:
         for status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     }
     reasons[grpc.StatusCode.NOT_FOUND] = f"this is the port of Ray's client: try --ray {CLIENT}{address}"
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:  # as Ray
         try:
-            channel.unary_unary("/ray.rpc.RayletDriver/ClusterInfo")(b"", timeout=CONNECT_S)  # of a connected client
+            channel.unary_unary("/ray.rpc.RayletDriver/ClusterInfo")(b"", timeout=3 * CONNECT_S)  # of a client
         except grpc.RpcError as error:
             if reason := reasons.get(error.code()):
                 raise OptionError(f"no Ray cluster at {address}: {reason}") from error

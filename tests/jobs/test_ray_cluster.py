@@ -156,7 +156,7 @@ RuntimeError: Proxy failed to Connect to backend! Check
             f"{TRACEBACK}Version mismatch:\n    Ray: 1\n",
             "at ray://.* mismatch: Ray: 1; install the same",
         ),
-        ("ray://head:1", "ray client connection timeout", "timeout; try again, or another port, .*10001"),
+        ("ray://head:1", "ray client connection timeout", "timeout; try again, or another port: .*10001"),
         ("auto", "Could not find any\nrunning instance.", "no Ray cluster at auto: .* any running instance; start one"),
     ],
 )
