@@ -116,6 +116,13 @@ benchmark: .venv/ready
 	$(BIN)/python -m benchmarks.papers.attention
 	-$(BIN)/python -m benchmarks.papers.attention --base fashion
 	$(BIN)/python -m benchmarks.papers.attention criteria
+	-$(BIN)/python -m benchmarks.papers.wpac
+	$(BIN)/python -m benchmarks.papers.wpac --base fine
+	-for part in random metrics batch calibration; do $(BIN)/python -m benchmarks.papers.nuwa_figures $$part --seeds 1; done
+	-for part in normalisations collapse scratch cost; do $(BIN)/python -m benchmarks.papers.vulcan_figures $$part --seeds 1; done
+	-$(BIN)/python -m benchmarks.papers.depth --base fashion --seeds 1
+	$(BIN)/python -m benchmarks.papers.text
+	$(BIN)/python -m benchmarks.papers.large
 	$(BIN)/python -m benchmarks.papers.neurons
 	$(BIN)/python -m benchmarks.papers.agnostic
 	$(BIN)/python -m benchmarks.product.axes
@@ -126,6 +133,7 @@ benchmark: .venv/ready
 	$(BIN)/python -m benchmarks.papers.heart --base fine --part composed
 	-$(BIN)/python -m benchmarks.papers.heart --base fashion
 	-$(BIN)/python -m benchmarks.papers.heart --base fashion --part composed
+	-$(BIN)/python -m benchmarks.papers.heart --base fashion --part oracle
 	-$(BIN)/python -m benchmarks.product.equal_latency --base fashion --shares 0.15
 	$(BIN)/python -m benchmarks.product.transfer
 	$(BIN)/python -m benchmarks.product.rivals
