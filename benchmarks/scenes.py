@@ -89,17 +89,39 @@ def box_of(mask: Mask) -> list[int]:
     return [left, top, int(columns[-1]) - left + 1, int(rows[-1]) - top + 1]
 
 
-def render(root: Path, *, train: int, val: int, size: int, seed: int = 0, crowd: Crowd = CROWD) -> None:
-    """Write `root`/images/train/00001.png and so on, `root`/annotations/instances_train.json, and the same of val."""
+def _cropped(
+    rng: np.random.Generator, picture: Picture, objects: list[tuple[int, Mask]], least: float
+) -> tuple[Picture, list[tuple[int, Mask]]]:
+    """Crop one side of a picture to a random share of at least `least`; objects that are mostly outside go."""
+    sides = [slice(None), slice(None)]
+    axis, size = int(rng.integers(2)), len(picture)
+    length = round(size * rng.uniform(least, 1))
+    first = int(rng.integers(size - length + 1))
+    sides[axis] = slice(first, first + length)
+    crops = [(number, mask, mask[tuple(sides)]) for number, mask in objects]
+    return picture[tuple(sides)], [(n, inside) for n, mask, inside in crops if 2 * inside.sum() >= mask.sum()]
+
+
+def render(
+    root: Path, *, train: int, val: int, size: int, seed: int = 0, crowd: Crowd = CROWD, least: float = 1.0
+) -> None:
+    """Write `root`/images/train/00001.png and so on, `root`/annotations/instances_train.json, and the same of val.
+
+    Args:
+        least: the shorter side of a picture is a random share of `size`, at least this one.
+    """
     (root / "annotations").mkdir(parents=True)
     for part, count in zip(PARTS, (train, val), strict=True):
         (root / "images" / part).mkdir(parents=True)
         images, annotations = list[dict[str, Any]](), list[dict[str, Any]]()
         for index in range(1, count + 1):
-            picture, objects = draw(np.random.default_rng([seed, PARTS.index(part), index]), size=size, crowd=crowd)
-            name = f"{index:05d}.png"
+            rng = np.random.default_rng([seed, PARTS.index(part), index])
+            picture, objects = draw(rng, size=size, crowd=crowd)
+            if least < 1:
+                picture, objects = _cropped(rng, picture, objects, least)
+            name, (height, width) = f"{index:05d}.png", picture.shape[:2]
             Image.fromarray(picture).save(root / "images" / part / name)
-            images.append({"id": index, "file_name": name, "width": size, "height": size})
+            images.append({"id": index, "file_name": name, "width": width, "height": height})
             for number, mask in objects:
                 annotations.append({
                     "id": len(annotations) + 1, "image_id": index, "category_id": number + 1, "bbox": box_of(mask),

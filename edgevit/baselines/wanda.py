@@ -20,6 +20,7 @@ from torch import Tensor
 from edgevit.baselines.common import ranked
 from edgevit.baselines.common.importance import Scores, UnitScores, unit_scores
 from edgevit.baselines.common.ranked import Grouping, RankOptions
+from edgevit.derivation.measure.thinning import every_token
 from edgevit.derivation.method import Method, no_steps
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.network.anatomy import Block
@@ -56,7 +57,7 @@ def weighed(block: Block, inputs: Tensor, attended: Tensor, hidden: Tensor) -> U
 
 def _norms(problem: Problem, config: Config) -> list[list[Tensor]]:
     """Measure norms over tokens of the inputs of attention, W_O and W_2: [d], [H v] and [e] per block."""
-    network, passes = problem.network, problem.passes
+    network, passes, thinning = problem.network, problem.passes, every_token(problem.network)
     sites = (
         network.attention_inputs,
         network.attention_outputs,
@@ -66,7 +67,10 @@ def _norms(problem: Problem, config: Config) -> list[list[Tensor]]:
 
     def see(site: int) -> Any:
         def add(block: int, inputs: Any, _: Tensor) -> None:
-            squares[site][block] = squares[site][block] + inputs[0].detach().double().square().sum((0, 1))
+            tokens = inputs[0].detach().double().square()
+            weights = thinning.weights(tokens, None)
+            weighted = tokens if weights is None else tokens * weights.view(len(tokens), -1, 1)
+            squares[site][block] = squares[site][block] + weighted.sum((0, 1))
 
         return add
 

@@ -89,6 +89,7 @@ class NetworkStage:
     ffn: SiteTerms
     pairs: int | None = None  # of tokens that attend to one another; None: all
     merging: int = 0  # MACs of the layers that merge the tokens of the stage before
+    grid: tuple[int, int] = (0, 0)  # rows and columns of its patches; of texts there are none
 
     def terms(self, kind: SiteKind) -> SiteTerms:
         return self.attention if kind == "attention" else self.ffn

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from edgevit.errors import UnsupportedModelError
+from edgevit.network.padding import PictureAreas, picture_areas
 from edgevit.records.model import PreprocessingFields
 
 DETECTIONS = ("boxes", "labels", "scores")
@@ -100,6 +101,15 @@ class Pyramid(nn.Module):
         named = {"0": levels} if isinstance(levels, Tensor) else levels
         return torch.cat([level.flatten(1) for level in named.values()], 1), losses
 
+    def areas(self, images: Tensor) -> PictureAreas | None:
+        """Where prepared images [B, C, H, W] are no padding; None: no image has any."""
+        preprocessing = self.preprocessing
+        return picture_areas(images, preprocessing["std"]) if preprocessing["crop_mode"] == "border" else None
+
+    def sizes(self, images: Tensor) -> dict[str, torch.Size]:
+        """The sizes [C, H, W] of the levels of such images."""
+        return {name: level.shape[1:] for name, level in self._named(images).items()}
+
     def levels(self, images: Tensor) -> dict[str, Tensor]:
         """The levels [B, C, H, W] by their names in an exported file."""
         return {f"level_{name}": level for name, level in self._named(images).items()}
@@ -124,12 +134,12 @@ class Pyramid(nn.Module):
         Args:
             images: one or more, of which only the sizes of the levels matter.
         """
-        shapes = {name: level.shape[1:] for name, level in self._named(images).items()}
+        sizes = self.sizes(images)
 
         def forward(images: Tensor) -> OrderedDict[str, Tensor]:
-            parts = torch.split(predict(images).to(images), [shape.numel() for shape in shapes.values()], 1)
-            pairs = zip(shapes.items(), parts, strict=True)
-            return OrderedDict((name, part.reshape(-1, *shape)) for (name, shape), part in pairs)
+            parts = torch.split(predict(images).to(images), [size.numel() for size in sizes.values()], 1)
+            pairs = zip(sizes.items(), parts, strict=True)
+            return OrderedDict((name, part.reshape(-1, *size)) for (name, size), part in pairs)
 
         backbone: Any = self.detector.backbone
         backbone.forward = forward

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.errors import UnsupportedModelError
@@ -19,6 +21,7 @@ from edgevit.network.detector import Pyramid
 from edgevit.network.families import Family, architecture, family_like, load_family, name_of
 from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer, SoftGates
 from edgevit.network.output import Features, Levels, Logits, Map, Output, columns_of
+from edgevit.network.padding import PictureAreas
 from edgevit.network.weights import TimmArguments
 
 # Called for a block when it runs: [B, N], added to the logits of the tokens; None: equal weights.
@@ -47,10 +50,15 @@ class Network(nn.Module):
         self.module, self.family = module, family
         self._narrowed: tuple[Geometry, Geometry] | None = None  # its geometry, and that of a narrower embedding
         self.output = output if output is not None else self._usual_output()
+        self.areas: PictureAreas | None = None  # where its last images are no padding; None: everywhere
 
     def forward(self, images: Tensor, targets: Any = None) -> Any:
         """Return the outputs; of a detector with targets also its own losses (`Pyramid`)."""
-        return self.module(images) if targets is None else self.module(images, targets)
+        self._find_padding(images)
+        if targets is None:
+            return self._without_padding(self.module(images))
+        outputs, losses = self.module(images, targets)
+        return self._without_padding(outputs), losses
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Return the tokens [B, N, d] after the last norm, before pooling and head."""
@@ -71,7 +79,7 @@ class Network(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # The family is a Python module, which cannot be pickled.
         family = name_of(self.family) if isinstance(self.family, ModuleType) else self.family
-        return {**self.__dict__, "family": family, "_narrowed": None}
+        return {**self.__dict__, "family": family, "_narrowed": None, "areas": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         family = state["family"]
@@ -122,6 +130,41 @@ class Network(nn.Module):
     def with_columns(self, columns: Sequence[int]) -> Network:
         """The same module, of whose logits those of these columns count."""
         return Network(self.module, self.family, Logits(tuple(columns)))
+
+    # -- padding
+
+    @property
+    def pads(self) -> bool:
+        """Whether tokens of its input may be padding, of which statistics take none."""
+        return bool(self.output.sizes) if isinstance(self.output, Levels) else self.ends.pads
+
+    def _find_padding(self, images: Tensor) -> None:
+        is_left_out = isinstance(self.module, Pyramid) and self.pads
+        self.areas = self.module.areas(images) if is_left_out else None
+
+    def _without_padding(self, outputs: Tensor) -> Tensor:
+        if self.areas is None:
+            return outputs
+        assert isinstance(self.output, Levels)
+        return self.output.without_padding(outputs, self.areas)
+
+    @cached_property
+    def _grids(self) -> dict[int, tuple[int, int]]:
+        """The grid of patches of a stage, by its number of tokens."""
+        return {stage.tokens: stage.grid for stage in self.geometry.stages}
+
+    def real_tokens(self, tokens: Tensor) -> Tensor | None:
+        """Which tokens [B, N, d] of its last images or texts are real, not padding: bool [B, N]; None: all are.
+
+        A patch is real if any of its pixels is; tokens before the patches always are.
+        """
+        if not isinstance(self.output, Levels):
+            return (tokens != 0).any(-1) if self.pads else None
+        if self.areas is None:
+            return None
+        patches = self.areas.cells(*self._grids[tokens.shape[1]]).flatten(1)
+        assert len(patches) == len(tokens), "the tokens are of the last images"
+        return F.pad(patches, (tokens.shape[1] - patches.shape[1], 0), value=True)
 
     # -- structure
 
@@ -250,6 +293,7 @@ class Network(nn.Module):
 
     def first_tokens(self, images: Tensor) -> Tensor:
         """The tokens [B, N, d] before the first block."""
+        self._find_padding(images)
         return self.family.first_tokens(self.module, images)
 
     def answers(self, tokens: Tensor) -> Tensor:
@@ -262,7 +306,8 @@ class Network(nn.Module):
         A head of the user's may read all of them.
         """
         if isinstance(self.family, DenseFamily):
-            return self.family.outputs_after(self.module, after, images)
+            self._find_padding(images)
+            return self._without_padding(self.family.outputs_after(self.module, after, images))
         return self.answers(after[-1])
 
     def show_last(self, block: int, tokens: Tensor) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgevit.errors import UnsupportedModelError
+from edgevit.network.padding import PictureAreas
 from edgevit.records.model import OutputKind
 
 
@@ -218,6 +219,12 @@ class Levels(Features):
 
     kind: ClassVar[OutputKind] = "boxes"
     noun: ClassVar[str] = "levels"
+
+    sizes: tuple[torch.Size, ...] = ()  # [C, H, W] of each level; empty: padding counts, too
+
+    def without_padding(self, outputs: Tensor, areas: PictureAreas) -> Tensor:
+        """The outputs [B, values] of images with these areas, and zeros where all pixels are padding."""
+        return outputs * torch.cat(areas.values(self.sizes), 1)
 
     def draws(self, outputs: Tensor, images: int, seed: int) -> Tensor:
         """A seed for each image: a pyramid has too many values for all signs at once."""

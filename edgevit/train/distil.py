@@ -87,7 +87,10 @@ class Lesson:
             taught = self.teacher(images)
         losses = {"loss_teacher": self.teacher_loss(logits, taught)}
         if self.distillation.tokens > 0:
-            losses["loss_tokens"] = token_loss(self.student_tokens(), self.final[1])
+            real = self.network.real_tokens(self.final[0]) if self.network.pads and self.compared is None else None
+            tokens = [self.student_tokens(), self.final[1]]
+            tokens = tokens if real is None else [x * real.unsqueeze(2) for x in tokens]
+            losses["loss_tokens"] = token_loss(*tokens)
         return losses
 
     def student_tokens(self) -> Tensor:

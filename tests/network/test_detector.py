@@ -173,3 +173,11 @@ def test_images_of_several_sizes_are_scaled_to_fit_and_padded(file: Path, tmp_pa
 def test_a_detector_has_its_own_preprocessing(file: Path) -> None:
     with pytest.raises(EdgeVitError, match="prepares images by its own transform; leave --crop-pct out"):
         open_network(f"{file}:build", preprocessing={"crop_pct": 0.9})
+
+
+def test_padding_is_found_where_a_detector_pads(file: Path) -> None:
+    pyramid = opened(file, "any_size").module
+    prepared = pyramid.detector.transform([torch.rand(3, 20, 64)])[0].tensors
+    areas = pyramid.areas(prepared)
+    assert areas.rows.tolist() == [[True] * 20 + [False] * 44] and areas.columns.all()
+    assert opened(file, "build").module.areas(prepared) is None, "it stretches images"

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,7 @@ def test_the_input_size_is_that_of_the_images(network: Network) -> None:
     geometry = network.geometry
     assert size[0] * size[1] * size[2] == geometry.patches * geometry.patch_values
     assert network.first_tokens(torch.zeros(2, *size)).shape == (2, geometry.tokens, geometry.stages[0].embed)
+    assert [prod(stage.grid) for stage in geometry.stages] == [s.tokens - geometry.prefix for s in geometry.stages]
 
 
 @sweep_forms

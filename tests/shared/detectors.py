@@ -87,6 +87,10 @@ def any_size():
     return detector(FasterRCNN, ViTPyramid(), fixed_size=None, min_size=64, max_size=128)
 
 
+def masks_any_size():
+    return detector(MaskRCNN, SwinPyramid(), fixed_size=None, min_size=64, max_size=128)
+
+
 def other_size():
     return detector(FasterRCNN, ViTPyramid(), fixed_size=(96, 96))
 

@@ -50,7 +50,7 @@ def norm_gradients(network: Network) -> TokenGradients:
     norms: list[Any] = list(network.token_norms)
     gains = [None if norm.weight is None else norm.weight.detach() for norm in norms]
     read = network.ends.read
-    return TokenGradients([*norms, *read], gains + [None] * len(read))
+    return TokenGradients(network, [*norms, *read], gains + [None] * len(read))
 
 
 def token_weights(network: Network, images: Split, passes: Passes, *, seed: int = 0) -> list[Tensor]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
+from edgevit.derivation.measure.thinning import every_token
 from edgevit.errors import DataError
 from edgevit.network.anatomy import BlockDims, unpack
 from edgevit.network.network import Network
@@ -160,6 +161,8 @@ def measure_sensitivity(
     observe_gradients(network, images, passes, [sites, *also], seed=seed, stage=stage, quick=quick)
     add_up = passes.compute.sum
     means = [total.map(lambda t: (add_up(t) / len(images)).cpu()) for total in sites.sums if total is not None]
+    shares = [(add_up(count).clamp_min(1) / len(images)).cpu() for count in sites.counts]
+    means = [replace(m, attention=m.attention / s, ffn=m.ffn / s) for m, s in zip(means, shares, strict=True)]
     for i, mean in enumerate(means):
         if not all(torch.isfinite(t).all() for t in vars(mean).values()):
             raise DataError(f"the gradients of block {i} are not finite; check the base's weights, --mean and --std")
@@ -174,6 +177,8 @@ class _Sites:
         self.outputs = [_BlockOutputs() for _ in self.dims]
         self.means = [None if m is None else m.flatten() for m in restored or [None] * len(self.dims)]
         self.sums: list[Sensitivity | None] = [None] * len(self.dims)
+        self.real = every_token(network).real
+        self.counts = [torch.zeros(())] * len(self.dims)  # of images in which each token is no padding
         attentions = network.attention_outputs
         self.observers: list[Observer] = [
             (network.projections, self._record("projected")),
@@ -192,21 +197,39 @@ class _Sites:
         for i, d in enumerate(self.dims):
             names = list(self.outputs[i].recorded())
             of_block = _BlockOutputs(**dict(zip(names, gradients, strict=False)))
+            self._leave_padding_out(i, of_block)
             now = _of_batch(d, self.outputs[i], of_block, self.means[i])
             before = self.sums[i]
             self.sums[i] = now if before is None else _add(before, now)
             del gradients[: len(names)], of_block  # the next batch's activations come where these were
             self.outputs[i] = _BlockOutputs()
 
+    def _leave_padding_out(self, block: int, gradient: _BlockOutputs) -> None:
+        """Count the images by token, and take the gradients of what a block adds to padding as zero."""
+        outputs = self.outputs[block]
+        added = outputs.attention if outputs.ffn is None else outputs.ffn
+        assert added is not None, "a block has a site"
+        real = None if self.real is None else self.real(added)
+        self.counts[block] = self.counts[block] + _images(real, added)
+        if real is not None:
+            for name in {"attention", "ffn"} & gradient.recorded().keys():
+                setattr(gradient, name, getattr(gradient, name) * real.unsqueeze(2))
+
+
+def _images(real: Tensor | None, tokens: Tensor) -> Tensor:
+    """Count the images in which each of these tokens [B, N, d] is no padding: [N], or if all are []."""
+    return torch.tensor(len(tokens), device=tokens.device) if real is None else real.sum(0)
+
 
 class TokenGradients:
     """Accumulates the mean square of the gradient in each token of module outputs."""
 
-    def __init__(self, modules: Sequence[nn.Module], scales: Sequence[Tensor | None] | None = None) -> None:
+    def __init__(self, network: Network, modules: Sequence[nn.Module], scales: Sequence[Tensor | None]) -> None:
         """Take `scales`, by which gradients are multiplied first: [d] each."""
-        self.scales = scales or [None] * len(modules)
+        self.real, self.scales = every_token(network).real, scales
         self.outputs = [torch.empty(0)] * len(modules)
         self.squares: list[Tensor | None] = [None] * len(modules)
+        self.counts = [torch.zeros(())] * len(modules)  # of images in which each token is no padding
         self.observers: list[Observer] = [(modules, self._record)]
 
     def _record(self, i: int, _: object, output: Tensor) -> None:
@@ -219,6 +242,9 @@ class TokenGradients:
         for i, scale in enumerate(self.scales):
             g = gradients[i] if scale is None else gradients[i] * scale
             squares = g.double().square().sum(-1)  # [B, N], or [B] of pooled tokens
+            real = None if self.real is None or g.ndim == 2 else self.real(self.outputs[i])
+            self.counts[i] = self.counts[i] + _images(real, g)
+            squares = squares if real is None else squares * real
             total = (squares.unsqueeze(1) if squares.ndim == 1 else squares).sum(0)
             before = self.squares[i]
             self.squares[i] = total if before is None else before + total
@@ -226,7 +252,9 @@ class TokenGradients:
 
     def means(self, images: int, passes: Passes) -> list[Tensor]:
         """Over the images of all processes: [N] per module, fp64, on the CPU."""
-        return [(passes.compute.sum(total) / images).cpu() for total in self.squares if total is not None]
+        shares = [passes.compute.sum(count).clamp_min(1) / images for count in self.counts]
+        sums = [total for total in self.squares if total is not None]
+        return [(passes.compute.sum(s) / images / share).cpu() for s, share in zip(sums, shares, strict=True)]
 
 
 def _of_batch(

@@ -7,6 +7,7 @@ average (docs/decisions/008-passes.md).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -27,7 +28,8 @@ class Thinning:
     every: int  # one patch in so many is used; 1: all
     tokens: int  # of an image, N
     prefix: int  # of these, the first: class, distillation and register tokens
-    pads: bool = False  # whether tokens of zeros are padding, which weighs nothing
+    # Which tokens are real, not padding, which weighs nothing: `Network.real_tokens`; None: all are.
+    real: Callable[[Tensor], Tensor | None] | None = None
 
     def of(self, values: Tensor) -> Tensor:
         """The used tokens of a batch [B, N, d]: [T, d]."""
@@ -40,6 +42,7 @@ class Thinning:
         With `by_token` [N] it depends on the position, too.
         """
         images, device = len(values), values.device
+        real = None if self.real is None else self.real(values)
         if self.every > 1:
             weight = torch.full((self.tokens,), float(self.every), device=device)
             weight[: self.prefix] = 1
@@ -48,11 +51,11 @@ class Thinning:
             weight = weight.repeat(images)[self._indices(images, device)]
         elif by_token is not None:
             weight = by_token.to(device).float().repeat(images)
-        elif self.pads:
+        elif real is not None:
             weight = torch.ones(images * values.shape[1], device=device)
         else:
             return None
-        return weight * (self.of(values) != 0).any(1) if self.pads else weight
+        return weight if real is None else weight * self.of(real.unsqueeze(2)).squeeze(1)
 
     def groups(self, tokens: Tensor) -> Tensor:
         """The group of images of each used token of a batch [B, N, d]: [T].
@@ -72,7 +75,7 @@ ALL = Thinning(1, 0, 0)
 
 def every_token(network: Network) -> Thinning:
     """Use all tokens of a network but padding."""
-    return replace(ALL, pads=network.ends.pads)
+    return replace(ALL, real=network.real_tokens if network.pads else None)
 
 
 def thinnings(network: Network, images: int, per_neuron: int) -> list[Thinning]:
@@ -80,12 +83,12 @@ def thinnings(network: Network, images: int, per_neuron: int) -> list[Thinning]:
 
     All positions of an image are used equally often: `every` has no factor in common with its number of tokens.
     """
-    geometry, dims = network.geometry, network.dims
+    geometry, dims, every_one = network.geometry, network.dims, every_token(network)
     by_stage = {}
     for stage in {block.stage for block in dims}:
         tokens, widest = geometry.stages[stage].tokens, max(block.ffn for block in dims if block.stage == stage)
         every = max(images * tokens // max(ENOUGH_TOKENS, per_neuron * widest), 1)
         while gcd(every, tokens) > 1:
             every -= 1
-        by_stage[stage] = Thinning(every, tokens, geometry.prefix, network.ends.pads)
+        by_stage[stage] = replace(every_one, every=every, tokens=tokens, prefix=geometry.prefix)
     return [by_stage[block.stage] for block in dims]

@@ -91,7 +91,7 @@ def with_units(model: Model, task: Task, passes: Passes, cache: Cache, identity:
         raise DataError(f"the base's {noun} are the same for all images; check its weights, and the images")
     unit = scale.clamp_min(1e-3 * float(scale.max())).float()
     if kind == "boxes":
-        return Network(model.module, model.family, Levels(unit))
+        return Network(model.module, model.family, Levels(unit, _level_sizes(model)))
     if isinstance(model.output, Map):
         of_values = unit[:, None, None] if kind == "values" else None
         return Network(model.module, model.family, replace(model.output, scale=of_values))
@@ -189,11 +189,19 @@ def _measure_map(output: Map, base: Network, derived: Network, images: Split, pa
     return MapRecord(len(images), max(divergence, 0.0), score, error)
 
 
+def _level_sizes(network: Network) -> tuple[torch.Size, ...]:
+    assert isinstance(network.module, Pyramid)
+    blank = next(network.parameters()).new_zeros(1, *network.input_size)
+    with torch.no_grad():
+        return tuple(network.module.sizes(blank).values())
+
+
 def level_units(network: Network, images: Split, passes: Passes) -> Tensor:
     """The unit of each value of a pyramid: [values].
 
-    That is the standard deviation of its level, times a factor by which a mean over all values is the mean over the
-    levels: the finest has most of the values, and must not count most.
+    That is the standard deviation of its level where images are no padding, times a factor by which a mean over all
+    values is the mean over the levels: the finest has most of the values, and must not count most. Padding has zeros
+    for values in that mean, which the factor makes up for.
     """
     assert isinstance(network.module, Pyramid)
     pyramid, sizes = network.module, list[int]()
@@ -201,15 +209,21 @@ def level_units(network: Network, images: Split, passes: Passes) -> Tensor:
 
     def add(batch: Tensor, _: Tensor) -> None:
         nonlocal sums
-        levels = [level.flatten(1).double() for level in pyramid.levels(batch).values()]
-        sizes[:] = [level.shape[1] for level in levels]
-        moments = torch.stack([torch.stack([x.mean(1).sum(), x.square().mean(1).sum()]) for x in levels])
-        sums = moments if not len(sums) else sums + moments
+        levels, areas = pyramid.levels(batch), pyramid.areas(batch)
+        values = [level.flatten(1).double() for level in levels.values()]
+        sizes[:] = [x.shape[1] for x in values]
+        shares = [torch.ones_like(x) for x in values]
+        if areas is not None:
+            shares = [real.double() for real in areas.values([x.shape[1:] for x in levels.values()])]
+        moments = [[(s * y).mean(1).sum() for y in (s, x, x.square())] for s, x in zip(shares, values, strict=True)]
+        of_batch = torch.stack([torch.stack(of_level) for of_level in moments])
+        sums = of_batch if not len(sums) else sums + of_batch
 
     passes.show(network, images, add)
-    mean, square = (passes.compute.sum(sums) / len(images)).cpu().unbind(1)
+    share, mean, square = (passes.compute.sum(sums) / len(images)).cpu().unbind(1)
+    mean, square = mean / share, square / share
     deviations = (square - mean.square()).clamp_min(0).sqrt()
-    shares = torch.tensor(sizes, dtype=torch.float64) * len(sizes) / sum(sizes)
+    shares = share * torch.tensor(sizes, dtype=torch.float64) * len(sizes) / sum(sizes)
     return (deviations * shares.sqrt()).repeat_interleave(torch.tensor(sizes))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from letterboxed import content_of, letterboxed
 
 from edgevit.data.task import open_task
 from edgevit.derivation.measure.sensitivity import Sensitivity, measure_sensitivity
@@ -72,6 +73,42 @@ def test_tokens_that_no_answer_depends_on_weigh_least(network: Any, task: Any) -
     assert attention.argmax() == ffn.argmax() == 0  # after the last block only the class token is read
     torch.testing.assert_close(ffn[1:], torch.full_like(ffn[1:], 0.1))
     torch.testing.assert_close(ffn.mean(), torch.ones_like(ffn.mean()))
+
+
+class _Recorded:
+    """The gradients of what each FFN adds, and which of its tokens are no padding."""
+
+    def __init__(self, network: Any) -> None:
+        self.network, self.outputs = network, [torch.empty(0)] * len(network.dims)
+        self.gradients: list[list[torch.Tensor]] = [[] for _ in self.outputs]
+        self.real: list[list[torch.Tensor]] = [[] for _ in self.outputs]
+        self.observers = [(network.ffn_outputs, lambda i, _, output: self.outputs.__setitem__(i, output))]
+
+    def recorded(self) -> list[torch.Tensor]:
+        return self.outputs
+
+    def take(self, gradients: list[torch.Tensor]) -> None:
+        for i, gradient in enumerate(gradients):
+            real = self.network.real_tokens(gradient)
+            self.gradients[i].append(gradient.double())
+            self.real[i].append(torch.ones_like(gradient[..., 0]) if real is None else real)
+
+
+@pytest.mark.parametrize("function", ["any_size", "masks_any_size"])
+def test_a_token_matters_as_in_the_images_in_which_it_is_no_padding(function: str, tmp_path: Any) -> None:
+    network, images = letterboxed(function, tmp_path)
+    by_hand = _Recorded(network)
+    felt = measure_sensitivity(network, images, open_passes(Training(device="cpu")), also=[by_hand], stage="")
+    for of_block, gradients, real in zip(felt, by_hand.gradients, by_hand.real, strict=True):
+        g, weight = torch.cat(gradients), torch.cat(real).double()
+        expected = (g.square().sum(2) * weight).sum(0) / weight.sum(0).clamp_min(1)
+        torch.testing.assert_close(of_block.ffn, expected, rtol=1e-6, atol=1e-15)
+        expected = torch.einsum("bnd,bne,bn->de", g, g, weight) / len(images)
+        torch.testing.assert_close(of_block.metric, expected, rtol=1e-4, atol=1e-9)
+    grid = [(4, 4), (8, 8)][function == "masks_any_size"]
+    content = content_of(images, grid)
+    assert torch.equal(torch.cat(by_hand.real[0])[:, -content.shape[1] :].bool(), content)
+    assert weight.sum(0).min() > 0 and content.float().mean(0).min() < 0.85
 
 
 def test_gradients_that_are_no_numbers_name_their_block(network: Any, task: Any) -> None:

@@ -3,6 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from forks import in_two_processes
+from letterboxed import content_of, letterboxed
 from safetensors.torch import load_file
 
 from edgevit.data.task import open_task
@@ -16,7 +17,7 @@ from edgevit.derivation.measure.statistics import (
 from edgevit.derivation.measure.thinning import Thinning
 from edgevit.errors import DataError
 from edgevit.train import passes
-from edgevit.train.passes import open_passes
+from edgevit.train.passes import observed, open_passes
 from edgevit.train.settings import Training
 
 PREPROCESSING = {
@@ -90,6 +91,40 @@ def test_all_statistics_are_those_of_the_tokens_whatever_the_batches(small_vit, 
     torch.testing.assert_close(thinned.hidden, h.mT @ (weights * h) / weights.sum(), **close)
     torch.testing.assert_close(thinned.activation, (weights * h).sum(0) / 32, **close)
     torch.testing.assert_close(thinned.moment, ones.mT @ (weights * ones) / weights.sum(), **close)
+
+
+@pytest.mark.parametrize(
+    ("function", "prefix", "grids"),
+    [("any_size", 1, [(4, 4)] * 2), ("masks_any_size", 0, [(8, 8), (8, 8), (4, 4), (2, 2)])],
+)
+def test_statistics_of_padded_images_are_those_of_tokens_that_are_no_padding(
+    function, prefix, grids, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(passes, "IMAGES", 5)
+    network, images = letterboxed(function, tmp_path)
+    real = [F.pad(content_of(images, grid), (prefix, 0), value=True) for grid in grids]
+    assert 0.3 < real[0][:, prefix:].float().mean() < 0.95
+    by_token = [(torch.rand(each.shape[1]) + 0.5, torch.rand(each.shape[1]) + 0.5) for each in real]
+    how = {"factorisation": "activations", "hidden": True, "by_token": by_token}
+    inputs, neurons = ([[] for _ in grids] for _ in range(2))
+    seen = observed(network.attention_inputs, lambda i, read, _: inputs[i].append(read[0]))
+    with seen, observed(network.ffn_outputs, lambda i, read, _: neurons[i].append(read[0])):
+        statistics = take(network, images, **how)
+    for i, (of_block, weights) in enumerate(zip(real, by_token, strict=True)):
+        h, x = (torch.cat(batches[i])[of_block].double() for batches in (neurons, inputs))
+        of_query, of_ffn = (w.double().expand_as(of_block)[of_block][:, None] for w in weights)
+        ones, close = torch.cat([x, x.new_ones(len(x), 1)], dim=1), {"rtol": 1e-4, "atol": 1e-6}
+        torch.testing.assert_close(statistics[i].mean, (of_ffn * h).sum(0) / of_ffn.sum(), **close)
+        torch.testing.assert_close(statistics[i].hidden, h.mT @ (of_ffn * h) / of_ffn.sum(), **close)
+        torch.testing.assert_close(statistics[i].moment, ones.mT @ ones / len(ones), **close)
+        torch.testing.assert_close(statistics[i].query, ones.mT @ (of_query * ones) / len(ones), **close)
+
+    def disturb(_, given):  # what is padding, where no token attends to it any more
+        return (given[0] + 1e3 * ~network.real_tokens(given[0])[..., None],)
+
+    network.ffn_outputs[-1].register_forward_pre_hook(disturb)
+    for name, disturbed in take(network, images, **how)[-1].tensors().items():
+        torch.testing.assert_close(disturbed, statistics[-1].tensors()[name], rtol=1e-9, atol=1e-12)
 
 
 def test_tokens_are_weighted_by_what_the_loss_would_lose_with_them(small_vit, task, monkeypatch):

@@ -52,9 +52,10 @@ def test_padding_weighs_nothing() -> None:
     tokens = torch.ones(4, 5, 3)
     tokens[1, 2:] = tokens[3, 4:] = 0
     real = (tokens != 0).any(-1).float()
-    for thinned in (Thinning(1, 5, 1, pads=True), Thinning(3, 5, 1, pads=True)):
-        plain = replace(thinned, pads=False)
+    for every in (1, 3):
+        plain = Thinning(every, 5, 1)
+        thinned = replace(plain, real=lambda tokens: (tokens != 0).any(-1))
         for by_token in (None, torch.arange(1.0, 6.0)):
-            weights, every = thinned.weights(tokens, by_token), plain.weights(tokens, by_token)
+            weights, of_all = thinned.weights(tokens, by_token), plain.weights(tokens, by_token)
             expected = thinned.of(real.unsqueeze(-1)).flatten()
-            assert weights is not None and torch.equal(weights, expected if every is None else expected * every)
+            assert weights is not None and torch.equal(weights, expected if of_all is None else expected * of_all)

@@ -19,7 +19,7 @@ Each step has an option that turns it off.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Any
@@ -108,7 +108,7 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], TokenS
     key = {
         **problem.identity,
         "images": images.content_sha256(),
-        "thinnings": [astuple(of) for of in thinnings(problem.network, len(images), _PER_NEURON)],
+        "thinnings": [(of.every, of.tokens, of.prefix) for of in thinnings(problem.network, len(images), _PER_NEURON)],
         "gradients": problem.task.train.subset(config.sensitivity_images).content_sha256(),
         "stream": config.sequential,
         "measured": problem.task.validation.subset(config.measured_images).content_sha256(),

@@ -24,7 +24,7 @@ Several slim networks share the base's pass, and each computes every site once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -145,7 +145,7 @@ class _Solver:
         if self.attention is not None:
             self.sums = _regression(self.attention.output)
             if self.align:
-                self._align(self.attention, layer.branches[0], zip(self.stream.tokens, self.tokens, strict=True), 0)
+                self._align(self.attention, layer.branches[0], self.stream.tokens, 0)
 
     def attend(self, batch: int, base: Passed) -> None:
         """Add a batch of the base's attention to the sums."""
@@ -179,10 +179,10 @@ class _Solver:
         scales, of = self.layer.scales, self.stream.of
         if scales is not None and self.encode is not None:
             scales = (1.0, 1.0)
-        batches = range(len(self.tokens))
+        batches = self.stream.batches
         if self.ffn is None and scales is not None:
             assert self.attention is not None
-            for i in batches:
+            for i in batches():
                 target = _before_scale(self._missing(i, of(self.tokens, i)), scales[0])
                 self._add(of(self.heads, i), target, self.weights[1])
             self._solve(self.attention.output)
@@ -194,19 +194,19 @@ class _Solver:
             self._finish_ffn(scales)
         if (restore := self.blocks[self.layer.number].restore) is not None:
             self.sums = _regression(restore)
-            for i in batches:
+            for i in batches():
                 target = self.stream.blocks[self.layer.number].put_out(of(self.stream.tokens, i))
                 self._add(of(self.tokens, i), self.thinning.of(target), self.weights[1])
             self._solve(restore)
 
     def _finish_ffn(self, scales: tuple[_Scale, _Scale] | None) -> None:
         assert self.ffn is not None
-        of, batches = self.stream.of, range(len(self.tokens))
+        of, batches = self.stream.of, self.stream.batches
         if self.align:
-            self._align(self.ffn, self.layer.branches[1], zip(self.layer.middles, self.tokens, strict=True), 1)
+            self._align(self.ffn, self.layer.branches[1], self.layer.middles, 1)
         self.sums = _regression(self.ffn.output)
         neurons: list[Tensor] = []
-        for i in batches:
+        for i in batches():
             middle = of(self.tokens, i)
             inputs = self._inputs(self.ffn, middle)
             neurons.append(self.stream.store.copy(inputs))
@@ -218,7 +218,7 @@ class _Solver:
                 target = _before_scale(self._missing(i, middle), scales[1])
             self._add(inputs, target, self.weights[1])
         self._solve(self.ffn.output)
-        for i in batches:
+        for i in batches():
             self.tokens[i].copy_(self.ffn.past(of(self.tokens, i), self.ffn.output(of(neurons, i))))
 
     def _missing(self, batch: int, tokens: Tensor) -> Tensor:
@@ -241,18 +241,16 @@ class _Solver:
         if bias is not None:
             layer.bias.copy_(bias)
 
-    def _align(
-        self, branch: SiteLayer[Any], base: SiteLayer[Any] | None, pairs: Iterable[tuple[Tensor, Tensor]], site: int
-    ) -> None:
-        """Align the readers of a site, given pairs of the base's and the slim network's tokens before any norm."""
+    def _align(self, branch: SiteLayer[Any], base: SiteLayer[Any] | None, of_base: Sequence[Tensor], site: int) -> None:
+        """Align the readers of a site, given the base's tokens before any norm, to which its own ones correspond."""
         sums = None
-        for of_base, tokens in pairs:
-            of = self.thinning.of
-            x = branch.before(of(tokens.to(self.stream.device)))
-            target = self._normalised(branch, base, of(of_base.to(self.stream.device)))
+        for i in self.stream.batches():
+            of, tokens = self.thinning.of, self.stream.of(self.tokens, i)
+            x = branch.before(of(tokens))
+            target = self._normalised(branch, base, of(self.stream.of(of_base, i)))
             sums = sums or Regression(x.shape[-1], x.shape[-1], x.device)
-            weights = self.thinning.weights(tokens.to(x.device), self.weights[site])
-            sums.add(x, target, weights, self.thinning.groups(tokens).to(x.device))
+            weights = self.thinning.weights(tokens, self.weights[site])
+            sums.add(x, target, weights, self.thinning.groups(tokens))
         assert sums is not None, "there is an image"
         constant = all(reader.bias is not None for reader in branch.readers)
         identity = torch.eye(sums.rows - 1, dtype=torch.float64)

@@ -25,6 +25,7 @@ from edgevit.derivation.cache import STREAMS, Tensors
 from edgevit.derivation.problem import Problem
 from edgevit.network.layers import BlockLayers, SiteLayer
 from edgevit.network.network import Network
+from edgevit.network.padding import PictureAreas
 from edgevit.records.writing import writing
 from edgevit.train.passes import Observer, Passes, observed
 
@@ -99,13 +100,21 @@ class BaseStream:
         self.passes, self.compute, self.keep, self.store = passes, passes.compute, keep, TensorStore()
         self.quick = quick
         self.device = self.compute.device
-        self.blocks, self.branches = base.blocks, base.layers
+        self.base, self.blocks, self.branches = base, base.blocks, base.layers
         self.tokens: list[Tensor] = []
+        self._areas: list[PictureAreas | None] = []
 
         def add(batch: Tensor, _: Tensor) -> None:
             self.tokens.append(self.store.copy(base.first_tokens(batch)))
+            self._areas.append(base.areas)
 
         passes.show(base, images, add)
+
+    def batches(self) -> Iterator[int]:
+        """Yield the number of each batch, whose images are then the base's last ones."""
+        for i, areas in enumerate(self._areas):
+            self.base.areas = areas
+            yield i
 
     def of(self, tensors: Sequence[Tensor], batch: int) -> Tensor:
         return tensors[batch].to(self.device)
@@ -125,7 +134,7 @@ class BaseStream:
             computed = self._all_outputs(layer) if recompute else None
             stored = self.keep(layer, lambda: self._all_outputs(layer) if computed is None else computed)
         attention, ffn = self.branches[layer]
-        for i in range(len(self.tokens)):
+        for i in self.batches():
             x = self.of(self.tokens, i)
             outputs = self._outputs(layer, x) if stored is None else [stored.get(f"{i}.{site}") for site in _SITES]
             of_attention, of_ffn = (None if y is None else y.to(x) for y in outputs)
@@ -137,7 +146,7 @@ class BaseStream:
     def _all_outputs(self, layer: int) -> Tensors:
         """Compute the outputs of a layer's sites, by batch and site."""
         tensors: Tensors = {}
-        for i in range(len(self.tokens)):
+        for i in self.batches():
             outputs = self._outputs(layer, self.of(self.tokens, i))
             tensors |= {f"{i}.{site}": y for site, y in zip(_SITES, outputs, strict=True) if y is not None}
         return tensors

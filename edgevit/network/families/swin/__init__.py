@@ -127,6 +127,7 @@ def _stage(stage: SwinStage) -> NetworkStage:
         ffn=ffn_terms(1, biases=True, vectors=3),
         pairs=windows.count * windows.area**2,
         merging=0 if reduction is None else tokens * reduction.weight.numel(),
+        grid=windows.grid,
     )
 
 

@@ -362,9 +362,11 @@ def geometry(model: Any) -> Geometry:
     linear = embedding.linear_ends(model)
     # Where a head reads tokens of the whole width, that is the width of the last norm.
     of_norm = sum(p.numel() for p in embedding.final_norm(model).parameters()) if linear else 0
+    patches = model.patch_embed.num_patches
+    stage = NetworkStage(dim, patches + model.num_prefix_tokens, attention, ffn, grid=model.patch_embed.grid_size)
     return Geometry(
-        stages=(NetworkStage(dim, model.patch_embed.num_patches + model.num_prefix_tokens, attention, ffn),),
-        patches=model.patch_embed.num_patches,
+        stages=(stage,),
+        patches=patches,
         patch_values=patch.in_channels * patch.kernel_size[0] * patch.kernel_size[1],
         outputs=sum(layer.out_features for layer in classifiers),
         classifier_heads=len(classifiers) or 1,
