@@ -139,8 +139,8 @@ class Network(nn.Module):
         return bool(self.output.sizes) if isinstance(self.output, Levels) else self.ends.pads
 
     def _find_padding(self, images: Tensor) -> None:
-        is_left_out = isinstance(self.module, Pyramid) and self.pads
-        self.areas = self.module.areas(images) if is_left_out else None
+        module = self.module
+        self.areas = module.areas(images) if isinstance(module, Pyramid) and self.pads else None
 
     def _without_padding(self, outputs: Tensor) -> Tensor:
         if self.areas is None:

@@ -21,8 +21,8 @@ class PictureAreas:
 
     def cells(self, rows: int, columns: int) -> Tensor:
         """Which cells of a grid have any pixel of the picture: bool [B, rows, columns]."""
-        pooled = [F.adaptive_max_pool1d(m.float(), n) > 0 for m, n in ((self.rows, rows), (self.columns, columns))]
-        return pooled[0].unsqueeze(2) & pooled[1].unsqueeze(1)
+        real: Tensor = F.adaptive_max_pool1d(self.rows.float(), rows).unsqueeze(2) > 0
+        return real & (F.adaptive_max_pool1d(self.columns.float(), columns).unsqueeze(1) > 0)
 
     def values(self, sizes: Sequence[torch.Size]) -> list[Tensor]:
         """Which values of maps of these sizes [C, H, W] are at such a cell: bool [B, C * H * W] each."""
