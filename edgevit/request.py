@@ -244,7 +244,7 @@ def check_paths(value: Any, function: str) -> None:
     values = value if isinstance(value, (list, tuple)) else [value]
     for item in values:
         if item is not None and not isinstance(item, (str, PathLike)):
-            raise TypeError(f"{function} takes a path or a timm name, and was given a {type(item).__name__}")
+            raise TypeError(f"{function} takes a path or a timm name, not {type(item).__name__}")
 
 
 def takes_options(

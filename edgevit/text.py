@@ -1,7 +1,7 @@
 """Text for people: counts with a suffix, and text from outside, made safe to show.
 
 A terminal obeys control characters, and a reader is misled by those that change the direction of writing. Here each
-becomes its number, as in `\\x1b`. Markup is not touched, as brackets are part of many messages: no printer reads any.
+becomes its number, as in `\\x1b`. Brackets stay, as many messages contain them: no printer takes them for markup.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-# C0, delete and C1; marks, embeddings and isolates of direction; separators of lines and paragraphs; halves of pairs,
-# which no encoding takes.
+# C0, delete and C1; marks, embeddings and isolates of direction; separators of lines and paragraphs; surrogates,
+# which cannot be encoded.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-_MULTILINE = ("traceback",)  # keys of an answer whose text has lines
+_MULTILINE = ("traceback",)  # keys of answers whose text may have several lines
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -48,7 +48,7 @@ def shortened(text: str, most: int = 80) -> str:
 
 
 def format_count(count: float) -> str:
-    """1.25 G, 86.6 M, 512."""
+    """Format a count with a suffix: 1.25 G, 86.6 M, 512."""
     for suffix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.4g} {suffix}"

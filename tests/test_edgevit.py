@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from inspect import Parameter, signature
+from typing import Any
 
 import pytest
 from made_signatures import FILE, signatures
@@ -50,10 +51,16 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         _ = edgevit.prune
 
 
-@pytest.mark.parametrize("function", [edgevit.derive, edgevit.export, edgevit.evaluate, edgevit.bench, edgevit.load])
+@pytest.mark.parametrize("function", [edgevit.derive, edgevit.export, edgevit.evaluate, edgevit.bench])
 def test_what_is_neither_a_path_nor_a_name_is_a_type_error(function: Callable[[object], object]) -> None:
     with pytest.raises(
         TypeError,
-        match=rf"edgevit\.{function.__name__} takes a path( or|,) a timm name( or a module)?, and was given a set",
+        match=rf"edgevit\.{function.__name__} takes a path( or|,) a timm name( or a module)?, not set",
     ):
         function({"not a path"})
+
+
+@pytest.mark.parametrize("folder", [None, ["runs/t1"]])
+def test_a_model_is_loaded_from_one_path(folder: Any) -> None:
+    with pytest.raises(TypeError, match=r"edgevit\.load takes the path of a model folder, not (NoneType|list)"):
+        edgevit.load(folder)

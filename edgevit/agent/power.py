@@ -1,4 +1,4 @@
-"""Power: which meter reads it, and what all of them write down.
+"""Choose the power meter, and collect its readings.
 
 A meter of power is a file in `meters/` that also has `why_not(root)`: None where it can read power, or what is missing.
 A meter may take time to start, as a program does. So it is entered before the warm-up, or else the GPU would idle and
@@ -16,8 +16,8 @@ from .runners import RunnerError
 
 METERS = ("ina3221", "tegrastats", "jtop")  # the best first: the other two read the same sensors, more coarsely
 
-# If the last reading is older at the end of the window, and older than two of the longest gaps between readings, there
-# is no power: a program or a service may have ended, and the mean of the window's start would count as that of all.
+# If, at the end of the window, the last reading is older than this and than twice the longest gap between readings, no
+# power is recorded: the meter has stopped, and the readings do not cover the window.
 _SILENT_NS = 1_000_000_000
 
 Rails = Sequence[Sequence[str]]  # I2C address and label of each
@@ -29,7 +29,7 @@ class PowerFigures(TypedDict):
 
 class PowerMeter(AnyMeter, Protocol):
     def begin(self) -> None:
-        """Take a reading, and begin the window, which began when it was entered, anew: without waiting."""
+        """Take a reading and start the window at this moment, without waiting; entering the meter started one, too."""
 
     def figures(self) -> PowerFigures: ...
 
@@ -76,9 +76,9 @@ class Readings:
         self.ended_ns = 0
 
     def add(self, time_ns: int, milliwatts: dict[str, float]) -> None:
-        """Keep one reading of all rails, "label@address", or "label" where the meter does not tell the address.
+        """Keep one reading of all rails, "label@address", or "label" where the meter does not give the address.
 
-        A reading that lacks a rail of the others is left out, be it the first: its total would be too low.
+        A reading that lacks a rail that others have is left out, even the first: its total would be too low.
         """
         if set(self.names) < set(milliwatts) and len(self.rows) < 2:
             del self.rows[:], self.times_ns[:]
@@ -88,7 +88,7 @@ class Readings:
             self.rows.append([milliwatts[name] for name in self.names])
 
     def begin(self) -> None:
-        """Begin the window; of what was read before, the newest stays."""
+        """Start the window; of the earlier readings only the newest stays."""
         del self.rows[:-1], self.times_ns[:-1]
         self.started_ns = perf_counter_ns()
 

@@ -199,10 +199,6 @@ class Run:
         ordered = sorted(self.latencies_ns)
         return tuple(_at_rank(ordered, percentile) for percentile in (50, 90, 95, 99))  # type: ignore[return-value]
 
-    def latency_ns(self, percentile: float) -> int:
-        """Nearest rank: the smallest latency that `percentile` % of all are at or below; `percentile` in (0, 100]."""
-        return _nearest_rank(self.latencies_ns, percentile)
-
     def visit_p50s_ns(self) -> list[int]:
         """The median of each visit, in order; none of a model that had its process for itself."""
         if self.visit is None:
@@ -241,6 +237,7 @@ class Run:
         return self._stddev_ns if len(self.latencies_ns) > 1 else 0.0
 
     def gpu_percentile_ns(self, percentile: float) -> int | None:
+        """Nearest rank: the smallest time that `percentile` % of all are at or below; `percentile` in (0, 100]."""
         return None if self.gpu_ns is None else _nearest_rank(self.gpu_ns, percentile)
 
     def power_mw(self) -> float | None:

@@ -1,25 +1,25 @@
 """How sure the ratio of two measurements is: 95 % intervals, from the spread that the measurements themselves show.
 
-One run on each side. Inferences in a row are alike, as heat, clocks and other programs change more slowly than they:
-1000 of them tell less than 1000 independent ones. So whole blocks are resampled (circular block bootstrap), of a length
-that the samples ask for (Politis and White 2004, in the correction of Patton, Politis and White 2009). How one process
-differs from the next is not in such an interval.
+One run on each side. Inferences in a row are alike, as heat, clocks and other programs change more slowly: 1000 of
+them say less than 1000 independent ones. So whole blocks are resampled (circular block bootstrap). The length of a
+block follows from the samples (Politis and White 2004, corrected by Patton, Politis and White 2009). The interval
+does not include the difference between processes.
 
-Several runs on a side. That difference is often the larger one, and no number of inferences shows it. A run is then one
-observation, and runs are resampled. There are few: what they deviate from the mean of their side, relative to it, is
-pooled over both sides. (Resampling runs within each side, and blocks within runs, covers the truth 66, 79 and 85 times
-of 100 with 2, 3 and 5 runs on each side.)
+Several runs on a side. The difference between processes is often the larger one, and more inferences do not show it. A
+run is then one observation, and runs are resampled. As there are few, their relative deviations from the mean of their
+side are pooled over both sides. (Resampling runs within each side, and blocks within runs, covers the truth 66, 79 and
+85 times of 100 with 2, 3 and 5 runs on each side.)
 
-Runs in turns. Runs of one round of one session have met the same machine, busy or warm as it was. A round's ratio is
-then one observation, and the median of the rounds the ratio. The rounds' own order gives the interval, between two
-neighbours of which the inner lies too far in and the outer too far out (Hettmansperger and Sheather 1986): of six
-distributions from uniform to heavy-tailed it covers the truth 94 to 96 times of 100, whether there are 6 rounds or 30,
-and rounds that are resampled 86 to 95 times. Where models alternated in one process, a round's ratio of p50s is the
-median over their visits, each beside the visit of the other a moment before or after: if the machine was slow for half
-of the round, both p50s lie anywhere between slow and fast.
+Runs in turns. The runs of one round of one session were measured under equal load and heat. A round's ratio is then one
+observation, and the ratio is the median of the rounds. The interval's ends are interpolated between two neighbouring
+order statistics: one gives too narrow an interval, the other too wide a one (Hettmansperger and Sheather 1986). For six
+distributions from uniform to heavy-tailed it covers the truth 94 to 96 times of 100 with 6 to 30 rounds; resampling
+rounds covers it 86 to 95 times. Where models alternated in one process, a round's ratio of p50s is the median of the
+ratios of neighbouring visits: if the machine was slow for half of the round, the p50 of a whole round may be anywhere
+between slow and fast.
 
-In the first two ways the spread is known from few independent pieces, and so not well: the deviations are divided by
-the root of a drawn chi-square over its degrees of freedom, one less than the pieces, which turns a normal into
+In the first two cases the spread is estimated from few independent pieces. So the deviations are divided by the root of
+a drawn chi-square over its degrees of freedom, one less than the pieces, which turns a normal distribution into
 Student's t.
 """
 
@@ -59,8 +59,8 @@ _FIGURES: dict[str, Callable[[Run], float | None]] = {
 }
 
 
-# Of runs in turns, also this one: other programs make an inference wait, and do not make it compute more. It is no
-# latency, but on one thread of a processor the ratio of two models is the same.
+# Runs in turns are also compared by processor time, which does not grow while an inference waits for other programs. It
+# is no latency, but on one thread of a processor the ratio of two models is the same.
 _IN_TURNS = {**_FIGURES, "processor": Run.processor_ms}
 
 
@@ -80,7 +80,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Side:
-    """The runs of one model, and what every comparison asks of them, computed once: a model may be in many."""
+    """The runs of one model with their figures, computed once for all comparisons of the model."""
 
     runs: Sequence[Run]
 
@@ -93,7 +93,7 @@ class Side:
 
     @cached_property
     def rounds(self) -> dict[tuple[str, int], int]:
-        """The place of the last run of each round of each session; empty where a run was made in no round."""
+        """The index of the last run of each round of each session; empty if any run belongs to no round."""
         if any(run.session is None or run.round is None for run in self.runs):
             return {}
         return {(str(run.session), run.round or 0): i for i, run in enumerate(self.runs)}
@@ -127,7 +127,7 @@ def ratios(before: Side, after: Side) -> list[Ratio]:
 
 
 def _common_rounds(before: Side, after: Side) -> list[tuple[int, int]]:
-    """The places of runs that were made in one round of one session; none if any run was made in no round."""
+    """The indices of the runs of each common round of a session; none if any run belongs to no round."""
     if not before.rounds or not after.rounds:
         return []
     keys = ((str(run.session), run.round or 0) for run in after.runs)
@@ -154,11 +154,11 @@ def _ratios_in_turns(before: Side, after: Side, rounds: Sequence[tuple[int, int]
 
 
 def _median(apart: Floats) -> tuple[float | None, float, float | None]:
-    """The median of logarithms of ratios, between the ends of an interval of the ratio; of too few, without.
+    """Low end of the ratio's interval, median of the logarithms of ratios, high end; no ends for too few ratios.
 
-    The k-th value of n from below and from above hold the median between them with probability
-    c_k = 1 - 2 P[Binomial(n, 1/2) < k]. The ends lie between the last k of which c_k is enough and the one after it, by
-    the weight of Hettmansperger and Sheather (1986, equation 2).
+    The median lies between the k-th smallest and the k-th largest of n values with probability
+    c_k = 1 - 2 P[Binomial(n, 1/2) < k]. An end is interpolated between those of the last k with c_k >= 95 % and of
+    k + 1, by the weight of Hettmansperger and Sheather (1986, equation 2).
     """
     import numpy as np
 
@@ -174,15 +174,15 @@ def _median(apart: Floats) -> tuple[float | None, float, float | None]:
 
 @lru_cache
 def _last_enough(count: int) -> tuple[int, float, float]:
-    """The last k of which c_k is enough, as `_median` has it; c_k and c_(k + 1)."""
-    every, ways, below = 2**count, 1, 0  # of `count` rounds: subsets, those of k, and those of fewer than k
+    """The last k with c_k >= 95 % (see `_median`); c_k and c_(k + 1)."""
+    subsets, of_k, smaller = 2**count, 1, 0  # of `count` rounds: all subsets, those of k, those of fewer than k
     k, cover = 0, 1.0
     while True:
-        below += ways
-        next_cover = 1 - 2 * below / every
+        smaller += of_k
+        next_cover = 1 - 2 * smaller / subsets
         if next_cover < _CONFIDENCE:
             return k, cover, next_cover
-        k, cover, ways = k + 1, next_cover, ways * (count - k) // (k + 1)
+        k, cover, of_k = k + 1, next_cover, of_k * (count - k) // (k + 1)
 
 
 def _by_visits(before: Run, after: Run, whole: float) -> float:
@@ -194,7 +194,7 @@ def _by_visits(before: Run, after: Run, whole: float) -> float:
 
 
 def block_length(samples: Sequence[float]) -> int:
-    """Return how many samples in a row belong together: the most that any of their mean, median and p99 asks for."""
+    """Return how many samples a block has: the longest of the lengths for their mean, median and p99."""
     import numpy as np
 
     values = np.asarray(samples, dtype=float)

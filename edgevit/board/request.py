@@ -23,12 +23,12 @@ TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {  # of the options of run
     "str": (lambda value: type(value) is str, "a text"),
 }
 MOST_IMAGES = 32  # pictures of an end-to-end bench: decoding takes longer for some, and a camera sees many
-_LEAST_PERIOD_MS = 0.1  # `sleep` returns about so late
-_THREADS = "[1, 1000]"  # far more, and starting them takes minutes
+_LEAST_PERIOD_MS = 0.1  # about as late as `sleep` returns
+_THREADS = "[1, 1000]"  # starting many more takes minutes
 SECONDS = "[0, 86400]"  # a day
 ROUNDS = 10  # of several models in turns; an interval of their ratios needs at least 6
 
-# Options of whatever measures: a bench, a table of costs, a proof.
+# Options of every command that measures.
 AskedBoard = Annotated[
     str | None,
     Option("Jetson to use, as ssh knows it.  [default: this machine]", BOARD, metavar="USER@HOST", common=True),
@@ -47,7 +47,7 @@ class Conditions:
     By default the runner is `tensorrt` on a board and for an engine, with the engine that `edgevit export --trt` built
     there; else `onnxruntime` with the exported ONNX file of `precision`: fp16 on a GPU and fp32 on the CPU, where fp16
     is slower. `options` are further options of the runner. If power can be read, the window lasts 10 s, and idle power
-    is read as long.
+    is read for as long.
     """
 
     runner: Annotated[
@@ -155,7 +155,7 @@ class Conditions:
 
     def runner_options(self, runner: str, streams: int) -> dict[str, Any]:
         """Return the options of the runner; refuse unknown names and values of another type."""
-        several = None if streams == 1 else streams  # one is what every runner does by itself
+        several = None if streams == 1 else streams  # runners have no option for a single stream
         named = {"provider": self.provider, "threads": self.threads, "streams": several}
         options = {**{name: value for name, value in named.items() if value is not None}, **self.options}
         types = option_types(runner)

@@ -67,7 +67,7 @@ def main(
         {"folder": str(Path(plan.layout.out)), "jobs": [asdict(state) for state in states], "cost": asdict(cost)}
     )
     if all(state.state == "done" for state in states):
-        return 0 if all(state.holds for state in states) else FAILED
+        return 0 if all(state.passed for state in states) else FAILED
     return 1
 
 

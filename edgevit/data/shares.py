@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 
+_Z = 1.959964  # of a 95 % interval
 
-def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
-    """Compute the Wilson score interval of a share, `right` of `total` independent images; 95 % by default.
+
+def wilson(right: int, total: int) -> tuple[float, float]:
+    """Compute the 95 % Wilson score interval of a share, `right` of `total` independent images.
 
     (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), which stays in [0, 1] and is valid near 0 and 1, too. No
     images give (0, 1). The interval contains the share exactly, although the formula misses 0 and 1 by the last bits.
     """
     if total == 0:
         return 0.0, 1.0
-    share, spread = right / total, z * z / total
+    share, spread = right / total, _Z * _Z / total
     middle = (share + spread / 2) / (1 + spread)
-    half = z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
+    half = _Z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
     low = 0.0 if right == 0 else min(max(middle - half, 0.0), share)
     return low, 1.0 if right == total else max(min(middle + half, 1.0), share)
 

@@ -38,7 +38,7 @@ def _accept_training(config: object, training: Training) -> None:
 
 
 def _trains_alone(config: object) -> bool:
-    """Whether more than the training reads labels: it does not."""
+    """False: only the training reads labels."""
     return False
 
 
@@ -62,7 +62,7 @@ class Method(Generic[C]):
     check_base: Callable[[Model, C, DeriveRequest], None] = _accept_base  # refuses one before an image is read
     gentle: bool = False  # its training starts from weights that are nearly right
     imitates_base: bool = False  # its training has the restricted base as its default teacher
-    reads_labels: Callable[[C], bool] = _trains_alone  # whether more than its training reads labels
+    reads_labels: Callable[[C], bool] = _trains_alone  # whether anything but its training reads labels
     reads_unlabelled: bool = False  # it calibrates on unlabelled images, too
     needs_all_tokens: bool = False  # it cannot cut a network whose blocks pass on fewer tokens
     cuts_half_blocks: bool = False  # it can cut models whose blocks lack their attention or their FFN
@@ -82,7 +82,7 @@ class Method(Generic[C]):
         Raises:
             OptionError: its options do not fit the network or the images.
             DataError: there are too few images.
-            BudgetError: with the minimum, if nothing that it may take away meets the budget.
+            BudgetError: nothing that it may remove meets the budget; the message gives the minimum.
         """
         self.check_options(target, config)
         check_reachable(

@@ -16,8 +16,8 @@ from edgevit.errors import EngineError
 from edgevit.exporting.precision import modules_in_fp32
 from edgevit.records.precisions import FP16, FP32, MIXED
 
-# The search for single blocks has the builds that fit into this time, by that of the build before it, but at least
-# some.
+# The search for single blocks makes as many builds as fit into this time if each takes as long as the last one, but at
+# least `_LEAST_PROBES`.
 _SEARCH_S = 3600.0
 _LEAST_PROBES = 4
 
@@ -173,8 +173,8 @@ def search_precision(
 ) -> PrecisionSearch[J]:
     """Try one level after the other until an engine is correct; note the failure of each.
 
-    Levels that keep less in fp32 than `start` are known to be wrong and skipped, and so is that of `norms` where the
-    model has none, as it would equal fp16.
+    Levels that keep less in fp32 than `start` are known to be wrong, and skipped. The level of `norms` is skipped where
+    the model has no norms, as it would equal fp16.
 
     Raises:
         EngineError: even the last one is wrong.

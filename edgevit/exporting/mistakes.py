@@ -27,15 +27,15 @@ class Mistake:
     probability: float  # of the predicted class, among the target classes
 
 
-def mistakes(folder: Path, count: int, progress: Progress, part: str = "validation") -> list[Mistake]:
-    """At most `count` wrongly classified images of the model's data, in descending order of probability.
+def mistakes(folder: Path, count: int, progress: Progress) -> list[Mistake]:
+    """At most `count` wrongly classified validation images of the model's data, in descending order of probability.
 
     Raises:
         DataError: the images are missing, or the folder does not state them.
         CheckpointError: the model cannot be read.
     """
     model = load(folder)
-    judging = open_judging(subject_of(model.spec, data_record(folder)), None, part=part, progress=progress)
+    judging = open_judging(subject_of(model.spec, data_record(folder)), None, part="validation", progress=progress)
     split, names = judging.split, judging.class_names
     columns = list(columns_of(judging.output))
     batches: list[Tensor] = []

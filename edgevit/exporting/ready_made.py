@@ -123,10 +123,10 @@ def _classes(document: ImportedDocument, file: Path, data: DataRecord, progress:
 
 
 def _assumed_order(file: Path, outputs: int, targets: Sequence[str], data: str) -> Mapping[str, int]:
-    """The output of each class, where no file names them: the target classes, all classes of the data, or ImageNet's.
+    """Assume the output of each class by the number of outputs: target classes, all classes of the data, or ImageNet's.
 
     Raises:
-        DataError: there are other numbers of outputs.
+        DataError: there is another number of outputs.
     """
     names = open_source(data).class_names
     if outputs == len(targets):

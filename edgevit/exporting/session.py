@@ -52,12 +52,12 @@ def refuse_huge(path: Path, shape: Sequence[int]) -> None:
         )
 
 
-# ONNX Runtime 1.23, but not 1.31, fails in it on an fp16 file with a decomposed LayerNorm in fp32.
+# ONNX Runtime 1.23, but not 1.31, fails in this optimisation on an fp16 file with a decomposed LayerNorm in fp32.
 _BROKEN_FUSION = "SimplifiedLayerNormFusion"
 
 
 def open_session(model: Path | bytes, provider: _Provider = ("CPUExecutionProvider", {})) -> Any:
-    """Open a file, or its content, without logs: errors are also raised, and its logs colour the terminal."""
+    """Open a file, or its content, without logs: errors are raised anyway, and logs change the terminal's colours."""
     runtime = find_runtime()
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # fatal errors only

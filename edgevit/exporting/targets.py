@@ -1,8 +1,8 @@
 """Target maps: for each image of `images/` in a folder, the file of the same name, whatever its suffix, in `masks/`.
 
-A target is a picture of one channel: of foreground where it is brighter than half of its brightest pixel, of the
-numbers of classes (those beyond the map's classes, such as 255, are not judged), or of values from 0 to 1. Values of
-another unit are NumPy arrays [H, W] in `.npy` files.
+A target is a picture of one channel. Its pixels are foreground (where brighter than half of the brightest pixel), the
+numbers of classes (pixels with a number beyond the map's classes, such as 255, are not judged), or values from 0 to 1.
+Values of another unit are NumPy arrays [H, W] in `.npy` files.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Targets:
 
 @dataclass(frozen=True)
 class MapScore:
-    """How good maps are by their targets: the mean over images."""
+    """How well maps match their targets: means over images."""
 
     score: float  # by the module's own function; else IoU of foreground, share of right pixels, or overlap of values
-    error: float | None  # mean absolute error of values, or of the probability of foreground; None: of neither
+    error: float | None  # mean absolute error of values, or of the probability of foreground; None: of neither kind
     own: bool = False  # the score is that of the module's own function
 
 
@@ -123,14 +123,14 @@ def read_targets(targets: Targets, output: Map, positions: range) -> Tensor:
 
 
 def own_score(module: nn.Module, maps: Tensor, targets: Tensor) -> Tensor:
-    """The scores of maps [B, C, H, W] by their targets [B, H, W], by the `score` of a module of the user's: [B].
+    """Score maps [B, C, H, W] against their targets [B, H, W] by the function `score` of the user's module: [B].
 
     Raises:
-        DataError: it raises, or gives anything else.
+        DataError: it raises an error, or returns anything but a finite number for each map.
     """
     try:
         scores = module.score(maps, targets)  # type: ignore[operator]
-    except Exception as error:  # any end of the user's code
+    except Exception as error:  # the user's code may raise any
         raise DataError(
             f"score of {type(module).__name__} raised {type(error).__name__}: {first_line(error, 200)}; correct it"
         ) from error
@@ -143,7 +143,7 @@ def own_score(module: nn.Module, maps: Tensor, targets: Tensor) -> Tensor:
 
 
 def score_maps(output: Map, maps: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The scores of maps [B, C, H, W] by their targets [B, H, W], and their mean absolute errors: [B] each.
+    """Score maps [B, C, H, W] against their targets [B, H, W], and take their mean absolute errors: [B] each.
 
     Raises:
         DataError: they differ in size.

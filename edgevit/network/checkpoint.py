@@ -16,6 +16,7 @@ from functools import cached_property
 from http.client import HTTPException
 from itertools import islice
 from math import prod
+from os import PathLike
 from pathlib import Path
 from ssl import SSLError
 from typing import Any
@@ -60,7 +61,6 @@ from edgevit.records.reading import Reading, reading_settings, transform_setting
 from edgevit.records.release import CONFIG, PROCESSOR, ReleaseFacts, is_release, read_release, weights_of
 from edgevit.records.tokenizer import VOCABULARY, store_tokenizer, stored_tokenizer, text_encoder, tokenizer_text
 from edgevit.records.writing import new_folder
-from edgevit.request import check_paths
 
 _TORCHVISION_NAMES = {
     "vit_b_16": "vit_base_patch16_224", "vit_b_32": "vit_base_patch32_224", "vit_l_16": "vit_large_patch16_224",
@@ -632,7 +632,8 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
         CheckpointError: a file is missing, altered (wrong hash) or of another schema.
         TypeError: `folder` is not a path.
     """
-    check_paths(folder, "edgevit.load")
+    if not isinstance(folder, (str, PathLike)):
+        raise TypeError(f"edgevit.load takes the path of a model folder, not {type(folder).__name__}")
     check_model_folder(folder)
     files = ModelFolder(Path(folder))
     document = files.document()

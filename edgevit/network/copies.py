@@ -66,7 +66,7 @@ def _bare_copy(module: AnyModule, memo: dict[int, Any]) -> AnyModule:
         copied: AnyModule = memo[id(module)]
         return copied
     copied = memo[id(module)] = module.__class__.__new__(module.__class__)
-    of_module: Any = module.__reduce_ex__(4)[2]  # what it says of itself: `Network` leaves some out
+    of_module: Any = module.__reduce_ex__(4)[2]  # its state; `Network` replaces its family by a name
     state: dict[str, Any] = {}
     for name, value in of_module.items():
         if name in _DROPPED:

@@ -13,7 +13,7 @@ _DEVICES = ("auto", "cpu", "cuda")
 
 
 def check_device_name(name: str) -> None:
-    """Refuse what is no device anywhere, before torch is imported to see what this machine has.
+    """Refuse names that are no device on any machine, before torch is imported.
 
     Raises:
         UnknownNameError: no such device.
@@ -27,7 +27,7 @@ def check_device_name(name: str) -> None:
 
 
 def find_device(name: str) -> torch.device:
-    """Find a device by name; `auto` takes what there is.
+    """Find a device by name; `auto` takes a GPU if there is one.
 
     Raises:
         UnknownNameError: no such device.

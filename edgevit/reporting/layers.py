@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +27,7 @@ PARTS: tuple[_Part, ...] = (
     "no known name",
 )
 
+_SLOWEST = 5  # layers that are listed by themselves
 _BLOCK = re.compile(r"(?:^|[./])(?:blocks|layers?|resblocks)\.(\d+)(?=[./])")
 _WITHIN: tuple[tuple[_Part, re.Pattern[str]], ...] = (
     ("attention", re.compile(r"attn|attention")),
@@ -149,10 +149,5 @@ def break_down(profile: LayerProfile) -> Breakdown:
         between="between layers, on the GPU" if profile.clock == "gpu" else "between layers: the runtime's own",
         unknown=tuple(layer.name for layer, place, _ in times if place.part == "no known name"),
         fused=sum(layer.fused for layer in profile.layers),
-        slowest=_slowest(times),
+        slowest=tuple((layer.name, ms) for layer, _, ms in sorted(times, key=lambda timed: -timed[2])[:_SLOWEST]),
     )
-
-
-def _slowest(times: Sequence[tuple[Layer, LayerPlace, float]], count: int = 5) -> tuple[tuple[str, float], ...]:
-    ordered = sorted(times, key=lambda timed: timed[2], reverse=True)
-    return tuple((layer.name, ms) for layer, _, ms in ordered[:count])

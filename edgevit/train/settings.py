@@ -51,7 +51,7 @@ Workers = Annotated[
 class Training:
     """How to train. Defaults are those published for Vulcan, but for the schedule: docs/decisions/012-training.md.
 
-    What is None is the method's own rule, filled in before it starts (`fill`).
+    None stands for the method's own rule, which `fill` puts in its place.
     """
 
     steps: Annotated[
@@ -94,7 +94,7 @@ class Training:
         ),
     ] = "crop"
     evaluations: Annotated[int, Option("Number of validation passes during training.", TRAINING)] = 10
-    # With a constant schedule: when both accuracies have met, or the best has stopped improving.
+    # For methods that prune during training (`Meeting`): when the accuracies of trained and pruned network are equal.
     early_stop: Annotated[
         bool, Option("Stop when validation accuracy stops improving; only with --schedule constant.", TRAINING)
     ] = True
@@ -128,11 +128,11 @@ class Training:
 
     @property
     def has_teacher(self) -> bool:
-        """Whether something is trained, and learns a teacher's outputs; after `fill`."""
+        """Whether there is a training, and it has a teacher; only after `fill`."""
         return self.teacher not in (None, "none") and self.steps != 0
 
     def check(self) -> None:
-        """Raise OptionError if a value cannot be."""
+        """Raise OptionError if a value is invalid."""
         for name, interval, hint in _INTERVALS:
             if (value := getattr(self, name)) is not None:
                 check_number(f"--{name.replace('_', '-')}", value, interval, hint)

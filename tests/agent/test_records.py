@@ -76,9 +76,9 @@ def test_a_run_survives_a_json_line(run):
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=300), st.integers(1, 100))
 def test_a_percentile_is_the_smallest_latency_that_enough_of_all_are_at_or_below(latencies, percentile):
-    run = replace(QUIET, latencies_ns=tuple(latencies))
+    run = replace(QUIET, gpu_ns=tuple(latencies))
     enough = [x for x in latencies if 100 * sum(y <= x for y in latencies) >= percentile * len(latencies)]
-    assert run.latency_ns(percentile) == min(enough)
+    assert run.gpu_percentile_ns(percentile) == min(enough)
 
 
 def test_statistics_are_of_the_raw_samples():

@@ -169,7 +169,7 @@ def squared_changes(network: Network, images: Split, passes: Passes) -> Scores:
 
 
 def squared_products(network: Network, images: Split, passes: Passes, *, seed: int) -> Network:
-    """Copy a network and replace each weight w by the mean of (w dL/dw)^2 over the images, in which no label is used.
+    """Copy a network and replace each weight w by the mean of (w dL/dw)^2 over the images. No label is used.
 
     L is a random probe of the output whose squared gradient is the curvature of its divergence (`Output.probe`).
 

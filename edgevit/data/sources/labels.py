@@ -2,7 +2,7 @@
 
 The first row names the columns: `file_name` and `label` as Hugging Face's `metadata.csv` has them, or others of their
 usual names below. Files are relative to the folder of the table. Without a column for the part, parts are split off by
-seed; `val` without `test` is the test part, as in folders.
+seed. A table with `val` and without `test` has `val` as its test part, as folders do.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _read(table: Path, changed_ns: int) -> _Rows:
 
 
 class Labels(Images):
-    """The images that a table lists, and its classes: by name, or in the order in which it has them."""
+    """The images that a table lists, and its classes, sorted by name or in the table's order."""
 
     def __init__(self, table: Path, *, sort: bool = True) -> None:
         super().__init__(table.parent)

@@ -12,7 +12,7 @@ from edgevit.data.in_memory import write_images
 from edgevit.network.checkpoint import Headless, open_network
 from edgevit.network.from_module import path_of
 
-IN_MEMORY = {"base": nn.Module, "name": nn.Module, "model": nn.Module, "data": Any}  # what options may be beside paths
+IN_MEMORY = {"base": nn.Module, "name": nn.Module, "model": nn.Module, "data": Any}  # types besides paths
 
 
 def as_files(keywords: Mapping[str, Any], function: str, *, base: str = "base") -> dict[str, Any]:
@@ -30,7 +30,7 @@ def as_files(keywords: Mapping[str, Any], function: str, *, base: str = "base") 
     changed, module = dict(keywords), keywords.get(base)
     of_module = isinstance(module, nn.Module)
     if not (module is None or of_module or isinstance(module, (str, PathLike, type))):
-        raise TypeError(f"{function} takes a path, a timm name or a module, and was given a {type(module).__name__}")
+        raise TypeError(f"{function} takes a path, a timm name or a module, not {type(module).__name__}")
     if module is not None:
         changed[base] = path_of(module, function)
     data = changed.get("data")

@@ -4,13 +4,13 @@ With h [e] the neurons of one token, C = E[h h^T] and r the kept ones, W_2' = ar
 W_2' C_rr = W_2 C_:r: one Cholesky factorisation of a small matrix, instead of the pseudo-inverse of a (images * tokens)
 x r matrix. Where there is an output bias it is refitted, too, which makes C the covariance.
 
-Which neurons to keep, the same moments say better than activations do: `removal_order` takes away, again and again, the
-neurons whose removal costs least once the others have made up for it (optimal brain surgeon's saliency).
+The same moments show which neurons to keep, better than activations do: `removal_order` repeatedly removes the neurons
+whose removal costs least after the others are refitted (optimal brain surgeon's saliency).
 
-A ridge decides what the calibration tokens leave open. `least_squares` draws W_2' to zero; `compensate` draws it to the
-columns that were there, which is optimal brain surgeon's update for the removal of all the others at once, C + ridge
-being its Hessian. Without a ridge they are the same. In units of the mean square of r neurons it bounds the condition
-number, at 1 + r / ridge: no eigenvalue is above the sum of all, or below the ridge.
+A ridge determines W_2' where the calibration tokens do not. With mode `least_squares` it draws W_2' to zero; with
+`compensate` it draws W_2' to the base's columns: optimal brain surgeon's update for the removal of all other neurons at
+once, with C + ridge as its Hessian. Without a ridge both modes are equal. A ridge in units of the mean square
+of r neurons bounds the condition number by 1 + r / ridge: no eigenvalue is above the sum of all, or below the ridge.
 
 C of all neurons serves every choice of r. Where r is known beforehand, `Regression` takes h_r and the FFN's own output
 alone: a fraction of the work and of the memory.
@@ -51,7 +51,7 @@ def _cholesky(gram: Tensor, ridge: float) -> Tensor:
 
 
 def solve_ridge(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
-    """Solve (gram + ridge * 1) X = right by Cholesky; the ridge is added to gram in place, which may be large.
+    """Solve (gram + ridge * 1) X = right by Cholesky; the ridge is added to gram in place, as gram may be large.
 
     Shapes: gram [r, r], of which the lower triangle is read, and right [r, n], fp64.
 
@@ -91,12 +91,12 @@ def refit(
 
 
 def refittable_mean(part: Ffn, mean: Tensor) -> Tensor:
-    """What an output bias can make up for of its neurons' mean [e]: all of it where there is one, else nothing."""
+    """The part of the neurons' mean [e] that the output bias can take in: all of it, or zeros without a bias."""
     return mean if part.b2 is not None else torch.zeros_like(mean)
 
 
 def least_of(ridges: Sequence[float], error: Callable[[float], float]) -> float:
-    """Find the ridge of least error, which is taken to have one minimum: from the middle one on, while it falls."""
+    """Find the ridge of least error: go on from the middle one while the error falls. It should have one minimum."""
     at = len(ridges) // 2
     errors = {at: error(ridges[at])}
     for step in (1, -1):
@@ -111,12 +111,12 @@ def least_of(ridges: Sequence[float], error: Callable[[float], float]) -> float:
 class Regression:
     """Sums from which the best affine map from x [r] to y [d] is solved; memory does not grow with the samples.
 
-    With z = [1 x y], the sums of z z^T but for y y^T, in one pass of matrix products: fp64 sums of products in the
-    precision of x. Both x and y are taken about their means over the first batch: in fp32 the square of a large mean
-    would round away the variance beside it.
+    The sums are those of z z^T with z = [1 x y], without y y^T. Products are computed in the precision of x and summed
+    in fp64. The means of the first batch are subtracted from x and y: in fp32, squares of large means would round away
+    the variance.
 
-    Samples are summed in `GROUPS` groups. Each group tells how well a map fits that is solved for the others, which
-    chooses the ridge. The tokens of an image are alike, so all of them must be in one group.
+    Samples are summed in `GROUPS` groups. The ridge is chosen by the errors on each group of the map that is solved for
+    the other groups. The tokens of an image are alike, so all of them must be in one group.
     """
 
     def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
@@ -124,16 +124,16 @@ class Regression:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
         self.rows = 1 + inputs
-        self.shift = zeros(self.rows + outputs)  # taken off z; none off its one
+        self.shift = zeros(self.rows + outputs)  # subtracted from z; 0 for its entry 1
         # On and above the diagonals; the first entry is the sum of the weights.
         self.sums = zeros(GROUPS, self.rows, self.rows + outputs)
-        self.room: Tensor | None = None  # for z of as many samples as there were last
+        self.room: Tensor | None = None  # memory for z, of as many samples as the batch before
 
     def add(self, x: Tensor, y: Tensor, weight: Tensor | None = None, groups: Tensor | None = None) -> None:
-        """Take samples, best thousands at once.
+        """Add samples, best thousands at once.
 
         Shapes: x [T, r] and y [T, d] of one precision; weight [T]; groups [T], the group of each sample; None: all are
-        of one.
+        in one.
         """
         if not self.shift.any():
             self.shift[1:] = torch.cat([x.detach().mean(0), y.detach().mean(0)]).double()
@@ -150,7 +150,7 @@ class Regression:
             add_outer(sums, self.room[rows], None if weight is None else weight[rows])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Regression:
-        """Change the sums, such as to their means over processes, whose shifts differ: the result has none."""
+        """A copy with changed sums, such as means over processes. Shifts of processes differ; the copy has none."""
         changed = Regression(self.rows - 1, len(self.shift) - self.rows, self.sums.device)
         changed.sums = change(torch.stack([self._about(changed.shift, sums) for sums in self.sums]))
         return changed
@@ -199,7 +199,7 @@ class Regression:
         return least_of(_RIDGES, error)
 
     def _centre(self, sums: Tensor, bias: bool) -> Tensor:
-        """The means of z with a bias, and zeros without."""
+        """The means of z if there is a bias, else zeros."""
         centre = self.shift + sums[0] / sums[0, 0] if bias else torch.zeros_like(self.shift)
         centre[0] = 0
         return centre
@@ -221,13 +221,13 @@ class Regression:
             return solve_ridge(gram.mT, cross, lift).mT
 
     def _error(self, weight: Tensor, about: Tensor) -> float:
-        """The sum of |y - W x|^2 less that of |y|^2 over samples of which these are the sums about a centre."""
+        """The sum of |y - W x|^2 minus that of |y|^2 over samples, from their sums about a centre."""
         gram, cross = about[1:, 1 : self.rows], about[1:, self.rows :]
         explained = symmetric(gram) @ weight.mT - 2 * cross
         return float((explained * weight.mT).sum())
 
     def _about(self, centre: Tensor, sums: Tensor) -> Tensor:
-        """The sums of [1 x y] less a centre, instead of less the shift: [1 + r, 1 + r + d], the upper triangle."""
+        """The sums for [1 x y] minus a centre instead of the shift: [1 + r, 1 + r + d], the upper triangle."""
         move, first = self.shift - centre, sums[0]
         moved = torch.addr(sums, move[: self.rows], first)
         return moved.addr_(first[: self.rows] + first[0] * move[: self.rows], move)
@@ -246,7 +246,7 @@ class Removal:
 
 
 def removal_order(w2: Tensor, second: Tensor, mean: Tensor, *, ridge: float = 1e-4, share: int = 32) -> Removal:
-    """Order the neurons of a block by what their removal costs, all later ones being refitted after each group.
+    """Order the neurons of a block by what their removal costs; the remaining ones are refitted after each group.
 
     With G the inverse of the neurons' covariance, removing i costs |w_i|^2 / G_ii and a set S costs
     tr(W_S G_SS^-1 W_S^T). With G_SS = L L^T and V = L^-1 [G_S: W_S^T] the rest follow as G - V_G^T V_G and
@@ -282,7 +282,7 @@ def removal_order(w2: Tensor, second: Tensor, mean: Tensor, *, ridge: float = 1e
 
 
 def _swaps(removed: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Which rows to fill from which, so that removed neurons come after the first `count`: a swap of pairs."""
+    """Pairs of rows to swap, so that removed neurons come after the first `count`: target and source of each row."""
     stay = torch.ones(len(removed), dtype=torch.bool, device=removed.device)
     stay[removed[removed >= count] - count] = False
     ahead, behind = removed[removed < count], count + stay.nonzero().squeeze(1)
@@ -290,9 +290,10 @@ def _swaps(removed: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def removal_in_order(order: Tensor, w2: Tensor, second: Tensor, mean: Tensor, *, ridge: float = 1e-4) -> Removal:
-    """What a given order of removal costs: with the neurons as L z, the last ones in it span the first of z.
+    """The costs of removal in a given order.
 
-    So E|error|^2 of the best fit on any last r of them is the square of W_2 L beyond its first r columns.
+    With L the Cholesky factor of the neurons' covariance in the reverse order, h = L z. The last r neurons of the order
+    span the first r entries of z, so E|error|^2 of the best fit on them is the square of W_2 L without r columns.
     """
     last_first = order.flip(0)
     covariance = _lifted_covariance(second, mean, ridge)[last_first][:, last_first]
@@ -307,5 +308,5 @@ def _lifted_covariance(second: Tensor, mean: Tensor, ridge: float) -> Tensor:
 
 
 def _lift(ridge: float, squares: Tensor) -> float:
-    """The ridge in units of the mean square, and more than zero where that is zero."""
+    """The ridge times the mean square; above zero even if that is zero."""
     return ridge * float(squares.mean().clamp_min(_TINY))

@@ -12,7 +12,7 @@ from edgevit.request import COMPUTING, JOBS, Option
 
 
 def read_part(text: str, _: Mapping[str, Any]) -> tuple[int, int]:
-    """Read 3/16."""
+    """Parse a part such as 3/16."""
     numbers = text.split("/")
     if len(numbers) == 2 and all(number.isdecimal() for number in numbers):
         part, parts = map(int, numbers)

@@ -48,7 +48,7 @@ def fleet(request: FleetRequest, progress: Progress | None = None) -> list[JobSt
     A job that fails does not stop the others. A job that failed before is tried again, one that is done is not.
 
     Returns:
-        the states of all jobs; `holds` of each says whether it is done and its gates hold.
+        the states of all jobs; `passed` of each says whether it is done and its gates pass.
 
     Raises:
         JobsError: the file is not valid, or budgets in it are below what can be made; nothing was started.

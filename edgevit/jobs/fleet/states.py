@@ -17,7 +17,8 @@ from edgevit.records.lock import is_held
 from edgevit.records.model import Sha256
 from edgevit.records.model_folder import ModelFolder
 
-TURN = {WORKER: "for a worker", ALL_WORKERS: "until nothing else runs here"}  # else for the board
+# What a job waits for, by its place; at any other place, for that board.
+TURN = {WORKER: "for a worker", ALL_WORKERS: "until nothing else runs here"}
 VERBS = {"failed": "failed", "running": "runs", "waiting": "waits"}
 RECORD, RUNS = "job.json", "runs.jsonl"  # in the folder of a job
 
@@ -27,7 +28,7 @@ class JobRecord:
     """job.json: how a job ended."""
 
     job: str
-    sha256: Sha256  # of what its result depends on
+    sha256: Sha256  # of everything that its result depends on
     state: Literal["done", "failed", "waiting"]
     reason: str | None = None  # why it failed or waits
     seconds: float = 0.0  # of its last try
@@ -62,16 +63,16 @@ class JobState:
     place: str = WORKER
     needs: tuple[str, ...] = ()
     gates: dict[str, State] = field(default_factory=dict)
-    waits_for_another: bool = False  # job, which the reason names
+    waits_for_another: bool = False  # whether it waits for another job, which the reason names
 
     @property
-    def holds(self) -> bool:
-        """Whether it is done, and all its gates hold."""
+    def passed(self) -> bool:
+        """Whether it is done, and all its gates pass."""
         return self.state == "done" and all(state == "pass" for state in self.gates.values())
 
 
 def record_of(job: FleetJob) -> JobRecord | None:
-    """How the job ended; None: it did not, or its record is of something else or cannot be read."""
+    """The record of how the job ended; None: there is none, it cannot be read, or the job has changed since."""
     try:
         record = JOB_KIND.read(job.folder / RECORD)
     except JobsError:
@@ -93,7 +94,7 @@ def _has_result(job: FleetJob) -> bool:
 
 
 def states_of(jobs: Sequence[FleetJob], failed: Mapping[str, str] = MappingProxyType({})) -> list[JobState]:
-    """The states of jobs, each of which stands after those that it needs.
+    """The states of jobs; in `jobs`, each comes after those that it needs.
 
     Args:
         failed: reasons of jobs that failed, by name, where no record can be written.

@@ -59,7 +59,7 @@ def test_a_module_is_exported_to_a_new_model_folder(module: torch.nn.Module, tmp
 
 
 def test_what_is_no_base_is_refused_by_its_type(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="takes a path, a timm name or a module, and was given a dict"):
+    with pytest.raises(TypeError, match="takes a path, a timm name or a module, not dict"):
         edgevit.derive({"a": 1}, data=tmp_path, out=tmp_path / "x", rate=0.5)
     with pytest.raises(TypeError, match=r"takes as data a folder, .* it was given a Image"):
         edgevit.derive(random_base(), data=Image.new("RGB", (4, 4)), out=tmp_path / "x", rate=0.5)

@@ -50,7 +50,7 @@ def test_all_jobs_are_done_once_and_one_that_fails_does_not_stop_the_rest(
     file = fleet_plan(tasks=tasks)
     states = {state.job: state for state in fleet(file)}
     model = "odd-tiny-half-nuwa"
-    done = {name for name, state in states.items() if state.holds}
+    done = {name for name, state in states.items() if state.passed}
     assert done == {model, f"{model}.export", f"{model}.bench@here"}
     bad = states["bad-tiny-half-nuwa"]
     assert bad.state == "failed" and "no such class" in str(bad.reason)
@@ -140,7 +140,7 @@ def test_a_driver_that_is_killed_leaves_what_the_same_command_ends_bit_identical
     """12 derivations, 2 bases x 3 tasks x 2 budgets; only what was running is done twice."""
     changes = twelve(tmp_path, steps=3)
     serial = fleet_plan(**changes, out=str(tmp_path / "serial"))
-    assert all(state.holds for state in fleet(serial))
+    assert all(state.passed for state in fleet(serial))
 
     file, out = fleet_plan(**changes, workers=2), tmp_path / "fleet"
     program = Program("-m", "edgevit.cli", "fleet", file, new_session=True)
@@ -318,7 +318,7 @@ def test_jobs_of_a_board_that_does_not_answer_wait_and_say_so_and_the_others_go_
     config.write_text("Host orin\n  HostName 127.0.0.1\n  Port 1\n")
     file = fleet_plan(boards=[{"name": "orin", "ssh_config": str(config)}, {"name": "here"}])
     states = {state.job.partition(".")[2]: state for state in fleet(file)}
-    assert {name for name, state in states.items() if state.holds} == {"", "export", "bench@here"}
+    assert {name for name, state in states.items() if state.passed} == {"", "export", "bench@here"}
     engine, bench = states["engine@orin"], states["bench@orin"]
     assert (engine.state, bench.state) == ("waiting", "waiting")
     assert str(engine.reason).startswith("as ") and "orin" in str(engine.reason)
@@ -361,7 +361,7 @@ def test_a_node_that_does_not_see_the_folder_gets_inputs_and_gives_models_and_on
     heard = Heard()
     request = FleetRequest(plan=fleet_plan(**keys, out="fleet"), ray=getattr(cluster, address))
     states = fleet(request, heard)
-    assert all(state.holds for state in states), states
+    assert all(state.passed for state in states), states
     assert len(weights(Path("fleet"))) == 4 and weights(Path("fleet")) == weights(Path("serial"))
     done = [event for event in counted_jobs.events() if event.event == "done"]
     assert sorted(event.job for event in done) == sorted(state.job for state in states)

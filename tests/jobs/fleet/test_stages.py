@@ -36,7 +36,7 @@ def test_a_model_is_derived_exported_and_measured_once_and_judged_by_the_gates_o
     assert run.label == derive.name and run.model_sha256 in {
         file.sha256 for file in ModelFolder(derive.model).export_record().files.values()
     }
-    assert all(state.holds for state in states_of(jobs))
+    assert all(state.passed for state in states_of(jobs))
 
     before = {file: file.stat().st_mtime_ns for file in derive.model.parent.rglob("*") if file.is_file()}
     assert [carry_out(job) for job in jobs] == records
@@ -44,7 +44,7 @@ def test_a_model_is_derived_exported_and_measured_once_and_judged_by_the_gates_o
 
     strict = read_plan(fleet_plan(gates=["p99<1ns", "p50<100s"])).jobs
     assert isinstance(carry_out(strict[2]), JobRecord)
-    assert states_of(strict)[2].gates == {"p99<1ns": "fail", "p50<100s": "pass"} and not states_of(strict)[2].holds
+    assert states_of(strict)[2].gates == {"p99<1ns": "fail", "p50<100s": "pass"} and not states_of(strict)[2].passed
     assert (bench.folder / RUNS).stat().st_mtime_ns == before[bench.folder / RUNS], "nothing is measured for a gate"
 
     (derive.folder / RECORD).unlink()

@@ -184,8 +184,8 @@ def _smallest(candidates: Candidates) -> PruningLevels:
     choice = candidates.choice([patches] * (depth - 1), candidates.most_heads)
     if not budget.allows(least := candidates.cost(choice)):
         raise BudgetError(
-            f"{budget.option} leaves {budget.text(budget.limit)}, and the model without all tokens and heads that may "
-            f"be removed takes {budget.text(least)}; raise the budget",
+            f"{budget.option} leaves {budget.text(budget.limit)}, and the model without all removable tokens and heads "
+            f"takes {budget.text(least)}; raise the budget",
             least=least,
         )
     return choice

@@ -26,12 +26,12 @@ _APART = -1e4  # added to the logits of padding; within fp16, and its softmax is
 
 
 def real_tokens(tokens: Tensor) -> Tensor:
-    """Which tokens are no padding: bool [B, N, 1] of tokens [B, N, d]."""
+    """Which tokens are not padding: bool [B, N, 1] of tokens [B, N, d]."""
     return (tokens != 0).any(-1, keepdim=True)
 
 
 def padding_bias(padding: Tensor) -> Tensor:
-    """What is added to the logits of an attention: fp32 [B, 1, 1, N], by which tokens are padding, bool [B, N]."""
+    """What an attention adds to its logits, fp32 [B, 1, 1, N], if these tokens are padding, bool [B, N]."""
     return torch.where(padding, _APART, 0.0)[:, None, None]
 
 
@@ -262,9 +262,9 @@ class BertClassifier(nn.Module):
 
 @register_model  # type: ignore[untyped-decorator]
 def bert(pretrained: bool = False, **arguments: Any) -> BertClassifier:
-    """Make the network by timm's `create_model`, which has none of texts."""
+    """Make the network for timm's `create_model`, which has no networks of texts itself."""
     if pretrained:
-        raise RuntimeError("edgevit downloads none of texts; give the folder that transformers wrote")
+        raise RuntimeError("edgevit downloads no networks of texts; give the folder that transformers wrote")
     for of_timm in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
         arguments.pop(of_timm, None)
     return BertClassifier(**arguments)

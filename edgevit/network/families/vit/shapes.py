@@ -1,4 +1,4 @@
-"""What the shapes of a ViT's weights say of the network: timm's arguments, and the name of a network of their kind."""
+"""Guess timm's arguments for a ViT, and the name of a similar network, from the shapes of weights."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge", 1
 
 
 def shape_arguments(state: Mapping[str, Tensor], *, no_embed_class: bool = False) -> TimmArguments:
-    """timm's arguments that the shapes of weights under timm's names say; of images only where patches are a square.
+    """Read timm's arguments from the shapes of weights under timm's names; the size of images only if it is square.
 
     Args:
-        no_embed_class: how positions are read where they could be of patches alone, or of other tokens, too.
+        no_embed_class: whether positions are of patches alone, where their number allows both.
     """
     patches = state.get(PATCHES)
     if patches is None or patches.ndim != 4:
@@ -94,10 +94,10 @@ def _of_positions(
 def guessed_arguments(
     state: Mapping[str, Tensor], network: Any, network_state: Mapping[str, Tensor], stated: Collection[str]
 ) -> tuple[TimmArguments, str | None]:
-    """The arguments by which a network would have the shapes of these weights, and what is assumed of its heads.
+    """timm's arguments that give a network weights of these shapes, and a note if the number of heads is assumed.
 
     Args:
-        network_state: the network's weights, of which shapes count.
+        network_state: the network's weights; only their shapes are read.
         stated: arguments that are known otherwise, and are not guessed.
 
     Raises:
@@ -129,13 +129,13 @@ def guessed_arguments(
 
 
 def _of_eva(arguments: Mapping[str, Any]) -> TimmArguments:
-    """The same for timm's Eva, as far as it has them."""
+    """The arguments that timm's Eva has, too, under its names."""
     names = {"patch_size": "patch_size", "embed_dim": "embed_dim", "depth": "depth", "reg_tokens": "num_reg_tokens"}
     return {names[name]: value for name, value in arguments.items() if name in names}
 
 
 def guessed_name(state: Mapping[str, Tensor]) -> str | None:
-    """timm's name of a network of the kind of these weights, under timm's names; None: they are of no ViT."""
+    """timm's name of a network similar to these weights, which have timm's names; None: they are not of a ViT."""
     arguments = shape_arguments(state)
     if not arguments or not arguments["depth"]:
         return None

@@ -101,5 +101,5 @@ def test_sizes_that_do_not_fit_are_refused(args: dict[str, int], fault: str) -> 
 def test_timm_makes_it_by_its_name_and_downloads_none() -> None:
     assert isinstance(timm.create_model("bert", **ARGS), BertClassifier)
     assert Network(timm.create_model("bert", **ARGS)).family_name == "bert"
-    with pytest.raises(RuntimeError, match="downloads none of texts"):
+    with pytest.raises(RuntimeError, match="downloads no networks of texts"):
         timm.create_model("bert", pretrained=True)
