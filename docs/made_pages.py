@@ -117,8 +117,7 @@ def methods_page() -> str:
     for name in method_names():
         description = describe(name)
         lines += [f"## {name}", "", _prose(_docstring(method_module(name))), ""]
-        quantities = ", ".join(description.quantities) or "MACs or parameters"
-        lines += [f"Budgets: {quantities}.", "", _options(name, description.options), ""]
+        lines += [_options(name, description.options), ""]
     lines += [f"## {SUPERNET}", "", "Options of `edgevit supernet`, which is not a method.", ""]
     return "\n".join([*lines, _options(SUPERNET, describe(SUPERNET).options)])
 

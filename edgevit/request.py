@@ -266,18 +266,18 @@ def takes_options(
     """
 
     def with_options(function: F) -> F:
-        name, (_, *own) = f"edgevit.{function.__name__}", signature(function).parameters
+        name, (_, *extra) = f"edgevit.{function.__name__}", signature(function).parameters
 
         @wraps(function)
         def call(*values: Any, **keywords: Any) -> Any:
             if len(values) == 0 and positional[0] in keywords:
                 values = (keywords.pop(positional[0]),)
-            beside = {key: keywords.pop(key) for key in own if key in keywords}
+            extra_values = {key: keywords.pop(key) for key in extra if key in keywords}
             if values and isinstance(values[0], kind):
                 if keywords:
-                    given = ", ".join(keywords)
-                    raise OptionError(f"a whole {kind.__name__} was given, and {given} beside it; leave that out")
-                return function(*values, **beside)
+                    names = ", ".join(keywords)
+                    raise OptionError(f"a whole {kind.__name__} was given, and {names} beside it; leave that out")
+                return function(*values, **extra_values)
             if len(values) > len(positional):
                 raise TypeError(f"{name} takes {' and '.join(positional)} by place, and was given {len(values)} values")
             by_place = zip(positional, values, strict=False)
@@ -285,7 +285,7 @@ def takes_options(
             if prepare is not None:
                 keywords = prepare(keywords, name)
             check_paths(keywords.get(positional[0]), name)
-            return function(request_of(kind, keywords, name), **beside)
+            return function(request_of(kind, keywords, name), **extra_values)
 
         call.__signature__ = _with_options(signature(function), kind, positional, also or {})  # type: ignore[attr-defined]
         return cast("F", call)

@@ -9,9 +9,9 @@ from pathlib import Path
 from places import ROOT, syntax_of
 
 BANNED = frozenset(
-    """asked beside comes feel feels felt found given goes going gone here hold holds how kept known left lies made
-    meant mend one other own rest said same saying says seen stands stays stood such taken telling there told wanted
-    what where why""".split()  # noqa: SIM905
+    """asked beside comes feel feels felt found given goes going gone here hold holds how kept kin known left lies made
+    meant mend mine one other ours own rest said same saying says seen stands stays stood such taken telling theirs
+    there told wanted what where who whose why whys""".split()  # noqa: SIM905
 )
 MOST = 0.003  # share of the identifiers
 

@@ -162,8 +162,8 @@ def _check_engine(engine: Engine, shape: Sequence[int], dtype: str, columns: Opt
         tensors = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in (*engine.inputs, *engine.outputs))
         raise RunnerError(f"no network of one input and one row of outputs for each image: it has {tensors}")
     images = engine.inputs[0]
-    taken = _OF_IDS if dtype in _OF_IDS else _FORMATS
-    for tensor, formats in ((images, taken), *((output, _FORMATS) for output in engine.outputs)):
+    input_formats = _OF_IDS if dtype in _OF_IDS else _FORMATS
+    for tensor, formats in ((images, input_formats), *((output, _FORMATS) for output in engine.outputs)):
         if tensor.format not in formats.values():
             raise RunnerError(
                 f"{tensor.name!r} is {tensor.dtype}, and not one of {', '.join(formats)}; export it again"

@@ -209,23 +209,23 @@ def _held(folder: Path, wait_s: float) -> Iterator[int]:
 @contextmanager
 def _guarded(root: str, folder: Path, lock: int) -> Iterator[Guardian]:
     """Start the guardian, and wait for its end, unless it has a program to wait for that does not end."""
-    ours, its = socket.socketpair()
-    with ours, its:
-        ours.shutdown(socket.SHUT_RD)
+    own_end, child_end = socket.socketpair()
+    with own_end, child_end:
+        own_end.shutdown(socket.SHUT_RD)
         process = subprocess.Popen(
             own_command(_guard, os.path.abspath(root), str(folder.absolute())),
-            stdin=its.fileno(),
+            stdin=child_end.fileno(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # not ours: sshd waits for whoever has it
             pass_fds=(lock,),
             start_new_session=True,  # a signal to our group, or a closed terminal, is not for it
             cwd="/",
         )
-        its.close()
+        child_end.close()
         assert process.stdout
-        guardian = Guardian(ours.fileno())
+        guardian = Guardian(own_end.fileno())
         try:
-            with process.stdout, ours:
+            with process.stdout, own_end:
                 if not process.stdout.readline():
                     raise RunnerError(
                         f"{sys.executable} could not start the guardian of the clocks; nothing was changed"

@@ -110,7 +110,7 @@ def _precision(layer: Any) -> str | None:
     first = outputs[0] if isinstance(outputs, list) and outputs else None
     text = _text(first, "Format/Datatype") if isinstance(first, dict) else ""
     return next(
-        (ours for theirs, ours in _PRECISIONS.items() if re.search(rf"\b{theirs}\b", text, re.I)),
+        (precision for pattern, precision in _PRECISIONS.items() if re.search(rf"\b{pattern}\b", text, re.I)),
         text or None,
     )
 

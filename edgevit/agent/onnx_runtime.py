@@ -13,6 +13,8 @@ from typing import Any
 from .runners import RunnerError
 
 CPU, GPU = "onnxruntime", "onnxruntime-gpu"
+# ONNX Runtime 1.23, but not 1.31, fails in this optimisation on an fp16 file with a decomposed LayerNorm in fp32.
+BROKEN_FUSION = "SimplifiedLayerNormFusion"
 _EITHER = f"{CPU} (as edgevit[cpu] does), or {GPU} (edgevit[gpu]) for an NVIDIA GPU"
 
 

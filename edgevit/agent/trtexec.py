@@ -147,7 +147,7 @@ def parse_summary(text: str) -> dict[str, object]:
     return {
         "version": _version(banner.group(1)) if banner else None,
         "throughput_qps": _positive("throughput", float(throughput.group(1))),
-        **{ours: _times(theirs, lines.get(theirs)) for theirs, ours in _TIMES.items()},
+        **{field: _times(label, lines.get(label)) for label, field in _TIMES.items()},
     }
 
 
@@ -155,7 +155,7 @@ def _times(name: str, line: str | None) -> dict[str, float] | None:
     if line is None and name not in _REQUIRED:
         return None
     times = {_STATISTICS[key]: float(value) for key, value in _STATISTIC.findall(line or "") if key in _STATISTICS}
-    missing = [theirs for theirs, ours in _STATISTICS.items() if ours not in times]
+    missing = [label for label, field in _STATISTICS.items() if field not in times]
     if missing:
         raise RunnerError(f"trtexec printed no {missing[0]} of {name!r}; this edgevit does not know its output")
     if name in _REQUIRED:

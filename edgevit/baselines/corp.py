@@ -43,7 +43,6 @@ from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.records.model import HEAD_WIDTHS
 
-QUANTITIES = ("macs", "params", "ms", "mj")
 _TINY = torch.finfo(torch.float64).tiny
 
 

@@ -17,7 +17,6 @@ from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.errors import OptionError
 
-QUANTITIES = ("macs", "params", "ms", "mj")
 CUTS_DETECTORS = True
 
 

@@ -42,8 +42,6 @@ from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.records.model import HEAD_WIDTHS
 
-QUANTITIES = ("macs", "params", "ms", "mj")
-
 
 @dataclass(frozen=True)
 class Config:

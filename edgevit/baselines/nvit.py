@@ -28,8 +28,6 @@ from edgevit.network.anatomy import SizeAxis
 from edgevit.numbers import COUNT, check_number
 from edgevit.records.model import HEAD_WIDTHS
 
-QUANTITIES = ("macs", "params", "ms", "mj")
-
 
 @dataclass(frozen=True)
 class Config(RankOptions):

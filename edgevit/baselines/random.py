@@ -17,7 +17,6 @@ from edgevit.baselines.common.ranked import Grouping, RankOptions
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 
-QUANTITIES = ("macs", "params", "ms", "mj")
 CUTS_DETECTORS = True
 
 

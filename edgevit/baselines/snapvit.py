@@ -35,7 +35,6 @@ from edgevit.network.anatomy import SizeAxis
 from edgevit.numbers import COUNT, check_number
 from edgevit.train.products import multiplies_bf16
 
-QUANTITIES = ("macs", "params", "ms", "mj")
 CUTS_DETECTORS = True
 NEEDS_LABELS = False
 _SHARES = (0.2, 0.4, 0.6)  # of the units' MACs, at which a candidate is judged
@@ -120,9 +119,9 @@ class _Candidates:
         with ExitStack() as stack:
             for attention, ffn in zip(network.attention_outputs, network.ffn_outputs, strict=True):
                 for layer in (attention, ffn):
-                    kept = next(parts)
+                    remaining = next(parts)
                     if layer is not None:
-                        hook = layer.register_forward_pre_hook(partial(_masked, kept))
+                        hook = layer.register_forward_pre_hook(partial(_masked, remaining))
                         stack.callback(hook.remove)
             outputs = self._outputs()
         return float(F.cosine_similarity(outputs, self.reference, dim=1).mean())

@@ -23,8 +23,6 @@ from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.numbers import COUNT, check_number
 
-QUANTITIES = ("macs", "params", "ms", "mj")
-
 
 @dataclass(frozen=True)
 class Config(RankOptions):

@@ -26,8 +26,6 @@ from edgevit.derivation.problem import Derived, Problem
 from edgevit.network.anatomy import Block
 from edgevit.numbers import COUNT, check_number
 
-QUANTITIES = ("macs", "params", "ms", "mj")
-
 
 @dataclass(frozen=True)
 class Config(RankOptions):

@@ -37,8 +37,6 @@ from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.train.passes import Passes
 
-QUANTITIES = ("macs", "params", "ms", "mj")
-
 
 @dataclass(frozen=True)
 class Config:

@@ -453,16 +453,16 @@ def _compare(before: _Group, after: _Group, *, force: bool) -> list[Comparison]:
     return comparisons
 
 
-def gather_warnings(runs: Sequence[Run], who: str | None = None) -> list[str]:
+def gather_warnings(runs: Sequence[Run], subject: str | None = None) -> list[str]:
     """Collect the warnings of a model's runs, each kind once, with its name or `who` and the number of runs."""
     kinds: dict[str, list[str]] = defaultdict(list)
     for run in runs:
         for kind, text in run.doubts().items():
             kinds[kind].append(text)
-    who = who or f"{_name(runs[0])}, batch {runs[0].batch}"
+    subject = subject or f"{_name(runs[0])}, batch {runs[0].batch}"
     several = len(runs) > 1
     return [
-        f"{who}: {f'{len(texts)} of {len(runs)} runs, such as: ' if several else ''}{texts[0]}"
+        f"{subject}: {f'{len(texts)} of {len(runs)} runs, such as: ' if several else ''}{texts[0]}"
         for texts in kinds.values()
     ]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from edgevit.agent.power import METERS
 from edgevit.agent.runners import has_profiler, option_types, runner_names
 from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.errors import OptionError, UnknownNameError
@@ -15,7 +16,6 @@ from edgevit.records.names import suffix_of
 from edgevit.records.precisions import MIXED, PRECISIONS
 from edgevit.request import BOARD, JOBS, LOAD, MEASURING, OUTPUT, RUNNER, Nested, Option, assignments
 
-_POWER_METERS = ("ina3221", "tegrastats", "jtop")
 TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {  # of the options of runners, and what one is called
     "bool": (lambda value: type(value) is bool, "True or False"),  # a text would be taken for true
     "int": (lambda value: type(value) is int and 1 <= value <= 1000, "a whole number from 1 to 1000"),
@@ -178,7 +178,7 @@ class Conditions:
             ("runner", runner, runner_names()),
             ("provider", self.provider, PROVIDERS),
             ("precision", self.precision, (*PRECISIONS, MIXED)),
-            ("power meter", self.power_meter, _POWER_METERS),
+            ("power meter", self.power_meter, METERS),
         )
         for kind, name, allowed in named:
             if name is not None and name not in allowed:

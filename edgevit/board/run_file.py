@@ -70,11 +70,11 @@ def append_to(path: Path, lines: Lines = RUN_LINES) -> _Write:
 
     digests: set[bytes] = set()  # hashes of lines: the file may be larger than memory
     write("")
-    ours = False
+    is_own = False
     for _, line in READER.lines(path) if path.is_file() else ():
         digests.add(_digest(line))
-        ours = ours or _is_of(lines, line)
-    if digests and not ours:
+        is_own = is_own or _is_of(lines, line)
+    if digests and not is_own:
         raise OutputError(f"{path} is no file of {lines.plural}, so nothing is added to it; choose another --output")
     return write
 

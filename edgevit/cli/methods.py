@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from edgevit.derivation.options import MethodDescription
 
-_LINEAR = ("macs", "params")  # quantities of every method's budget
-
 
 def main(
     method: Annotated[
@@ -26,7 +24,7 @@ def main(
     """List the methods of `edgevit derive`, or the options of one for `--set METHOD.OPTION=VALUE`."""
     from dataclasses import asdict
 
-    from edgevit.derivation.methods import baseline_names, method_names, own_method_names
+    from edgevit.derivation.methods import baseline_names, own_method_names
     from edgevit.derivation.options import describe
 
     console = Console(json=json)
@@ -43,7 +41,6 @@ def main(
                 {
                     "name": m.name,
                     "summary": m.summary,
-                    "quantities": m.quantities or _LINEAR,
                     "baseline": m in baselines,
                 }
                 for m in (*own_methods, *baselines)
@@ -52,22 +49,18 @@ def main(
         return
     shown = describe(method)
     console.show(shown.summary)
-    if method in method_names():
-        console.show(f"Its budget may be counted in: {', '.join(shown.quantities or _LINEAR)}.")
     console.show(_options_table(shown))
     options = [{**asdict(option), "kind": arguments.kind_name(option.kind)} for option in shown.options]
-    content = {"name": shown.name, "summary": shown.summary, "quantities": shown.quantities or _LINEAR}
-    console.result({**content, "options": options})
+    console.result({"name": shown.name, "summary": shown.summary, "options": options})
 
 
 def _methods_table(methods: Sequence[MethodDescription]) -> Table:
     from rich.table import Table
 
-    table = Table("method", "--ms, --mj", "what it does")
-    for column in table.columns[:2]:
-        column.no_wrap = True
+    table = Table("method", "what it does")
+    table.columns[0].no_wrap = True
     for method in methods:
-        table.add_row(method.name, "yes" if "ms" in method.quantities else "no", method.summary)
+        table.add_row(method.name, method.summary)
     return table
 
 

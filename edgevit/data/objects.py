@@ -79,15 +79,15 @@ class _AnnotatedImages(Dataset[tuple[Tensor, dict[str, Tensor]]]):
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, dict[str, Tensor]]:
         position, seed = key
         picture = self.source.read(self.references[position], self.reading)
-        found = self.objects.of(self.source, self.references[position])
+        objects = self.objects.of(self.source, self.references[position])
         size = (picture.height, picture.width)
-        boxes = torch.tensor([entry.box for entry in found], dtype=torch.float32).reshape(-1, 4)
+        boxes = torch.tensor([entry.box for entry in objects], dtype=torch.float32).reshape(-1, 4)
         target: dict[str, Tensor] = {
             "boxes": tv_tensors.BoundingBoxes(boxes, format="XYWH", canvas_size=size),
-            "labels": torch.tensor([self.objects.label_of[entry.category] for entry in found], dtype=torch.int64),
+            "labels": torch.tensor([self.objects.label_of[entry.category] for entry in objects], dtype=torch.int64),
         }
         if self.objects.masks:
-            masks = [mask_of(entry, *size) for entry in found]
+            masks = [mask_of(entry, *size) for entry in objects]
             target["masks"] = tv_tensors.Mask(torch.stack(masks) if masks else torch.zeros(0, *size, dtype=torch.uint8))
         if self.size is not None:
             picture, target = _fitted(picture, target, *self.size, self.colour)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edgevit.data.shares import wilson
+from edgevit.data.shares import Z, wilson
 from edgevit.records.answers import RightImages
 
-_Z = 1.959964  # of 95 % intervals
 _CHANCE = 0.025  # level of the one-sided test of a loss, as one end of a 95 % interval
 FEW = 0.05  # half width of an interval, as a share: above it, more images are recommended
 
@@ -74,7 +73,7 @@ def _most(lost: int, gained: int, images: int) -> float:
     n = images + 2
     lost_share, gained_share = (lost + 1) / n, (gained + 1) / n
     middle = lost_share - gained_share
-    return middle + _Z * math.sqrt((lost_share + gained_share - middle**2) / n)
+    return middle + Z * math.sqrt((lost_share + gained_share - middle**2) / n)
 
 
 def better_by_chance(gained: int, lost: int) -> float:

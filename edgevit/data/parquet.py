@@ -97,10 +97,10 @@ def rows(file: Path) -> Iterator[LabelledImage]:
         DataError: it cannot be read, or a row lacks an image or a label; or as `find_columns` says.
     """
     columns = find_columns(file)
-    wanted = [name for name in (columns.image, columns.label) if name is not None]
+    column_names = [name for name in (columns.image, columns.label) if name is not None]
     number = 0
     with reading_packed(file):
-        for batch in _opened(file).iter_batches(batch_size=_BATCH, columns=wanted):
+        for batch in _opened(file).iter_batches(batch_size=_BATCH, columns=column_names):
             for row in batch.to_pylist():
                 image = row[columns.image]
                 image = image["bytes"] if isinstance(image, dict) else image

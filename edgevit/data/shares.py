@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-_Z = 1.959964  # of a 95 % interval
+Z = 1.959964  # deviations from the mean to an end of a 95 % interval
 
 
 def wilson(right: int, total: int) -> tuple[float, float]:
@@ -15,9 +15,9 @@ def wilson(right: int, total: int) -> tuple[float, float]:
     """
     if total == 0:
         return 0.0, 1.0
-    share, spread = right / total, _Z * _Z / total
+    share, spread = right / total, Z * Z / total
     middle = (share + spread / 2) / (1 + spread)
-    half = _Z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
+    half = Z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
     low = 0.0 if right == 0 else min(max(middle - half, 0.0), share)
     return low, 1.0 if right == total else max(min(middle + half, 1.0), share)
 

@@ -296,10 +296,10 @@ _hashes: WeakKeyDictionary[ImageSource, dict[Reference, bytes]] = WeakKeyDiction
 def _image_sha256(source: ImageSource, reference: Reference) -> bytes:
     if source.files:
         return image_sha256(str(reference))
-    known = _hashes.setdefault(source, {})
-    if reference not in known:
-        known[reference] = hashlib.sha256(source.read(reference).tobytes()).digest()
-    return known[reference]
+    hashes = _hashes.setdefault(source, {})
+    if reference not in hashes:
+        hashes[reference] = hashlib.sha256(source.read(reference).tobytes()).digest()
+    return hashes[reference]
 
 
 def _resolved(data: str | Path) -> str:

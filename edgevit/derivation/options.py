@@ -68,7 +68,6 @@ class MethodDescription:
     name: str
     summary: str  # the first line of its docstring
     options: tuple[MethodOption, ...]
-    quantities: tuple[str, ...]  # of budgets that it can meet
     needs_images: bool  # False: only if it is asked to train
     needs_labels: bool  # False: it can cut a network whose outputs are features
     cuts_detectors: bool  # with labels where it needs them
@@ -94,31 +93,16 @@ def describe(name: str) -> MethodDescription:
         raise UnknownNameError("method", name, method_names())
     source = _Source.of(module)
     summary = (ast.get_docstring(source.tree) or "").partition("\n")[0]
-    quantities, needs_images = map(source.value, ("QUANTITIES", "NEEDS_IMAGES"))
-    needs_labels, cuts_detectors = map(source.value, ("NEEDS_LABELS", "CUTS_DETECTORS"))
+    flags = ("NEEDS_IMAGES", "NEEDS_LABELS", "CUTS_DETECTORS")
+    needs_images, needs_labels, cuts_detectors = map(source.value, flags)
     return MethodDescription(
         name,
         summary,
         tuple(_options(source, "Config").values()),
-        ast.literal_eval(quantities) if quantities else (),
         needs_images is None or ast.literal_eval(needs_images),
         needs_labels is None or ast.literal_eval(needs_labels),
         cuts_detectors is not None or needs_labels is not None,
     )
-
-
-def refuse_linear(method: str, budget: str) -> None:
-    """Refuse a budget by a cost table (ms, mj or fps) for a method that relies on costs linear in the widths.
-
-    Raises:
-        OptionError: it does. All of edgevit's own methods can use a table.
-    """
-    quantity = "mj" if budget == "mj" else "ms"
-    if quantity not in describe(method).quantities:
-        raise OptionError(
-            f"--{budget}: method {method!r} cannot allocate by a cost table, as its file has no {quantity!r} among "
-            "QUANTITIES; try --macs, --params, or --method forge"
-        )
 
 
 def read_options(owner: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from edgevit.data.request import (
 from edgevit.derivation.allocate.budget import MEASURED_BUDGETS, make_budget
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.methods import baseline_names, method_names, own_method_names
-from edgevit.derivation.options import SUPERNET, describe, parse_assignments, read_options, refuse_linear
+from edgevit.derivation.options import SUPERNET, describe, parse_assignments, read_options
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.network.request import BASE, BaseOptions
 from edgevit.numbers import check_number
@@ -138,8 +138,8 @@ def depths_of(output: str) -> tuple[int, ...]:
 
 def refuse_classes(output: str, options: Mapping[str, bool]) -> None:
     """Refuse, for a model that puts out no classes, the options of classes that are given."""
-    if given := [option for option, is_given in options.items() if is_given]:
-        raise OptionError(f"{given[0]} is for classes, and the output is {output}; leave it out")
+    if refused := [option for option, is_given in options.items() if is_given]:
+        raise OptionError(f"{refused[0]} is for classes, and the output is {output}; leave it out")
 
 
 def _one_rate(text: str, _: Mapping[str, Any]) -> float:
@@ -436,8 +436,8 @@ class Deriving(Request):
 
         if not cuts(self.method):
             able = " or ".join(filter(cuts, method_names()))
-            what = "is for detectors" if boxes else "is for images without labels"
-            raise OptionError(f"--output {self.output} {what}, and {self.method} reads labels of classes; try {able}")
+            reason = "is for detectors" if boxes else "is for images without labels"
+            raise OptionError(f"--output {self.output} {reason}, and {self.method} reads labels of classes; try {able}")
         of_classes = {
             "--classes": self.classes is not None and not boxes,
             "--base-classes": self.base_classes is not None,
@@ -570,15 +570,13 @@ class DeriveRequest(Deriving):
         """Refuse a budget that no base could have.
 
         Raises:
-            OptionError: none or several are given, or one is out of range, or the method counts in other quantities.
+            OptionError: none or several are given, or one is out of range.
             CostTableError: the table cannot be read.
         """
         table = None
         if self.measured is not None or self.cost_table is not None:
             from edgevit.derivation.allocate.cost_table import load_cost_table  # numpy and pydantic: a quarter second
 
-            if self.measured is not None:
-                refuse_linear(self.method, self.measured)
             table = None if self.cost_table is None else load_cost_table(self.cost_table)
         make_budget(_NO_LIMIT, _NO_LIMIT, **self.budget(), table=table)
 

@@ -297,11 +297,11 @@ def _judged_by_targets(
     with progress.stage("evaluate", count, "image") as stage, torch.inference_mode():
         for positions, (batch, _) in zip(batches, images.read(batches), strict=True):
             maps = _finite(candidate, output, request, batch).float().cpu()
-            wanted = read_targets(targets, output, positions)
+            expected = read_targets(targets, output, positions)
             if module is not None:
-                scores.append(own_score(module, maps, wanted))
+                scores.append(own_score(module, maps, expected))
             else:
-                score, error = score_maps(output, maps, wanted)
+                score, error = score_maps(output, maps, expected)
                 scores.append(score)
                 errors += [] if error is None else [error]
             stage.update(positions.stop)

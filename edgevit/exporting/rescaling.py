@@ -36,17 +36,17 @@ def _rescale_input(
     model: ir.Model, layers: Sequence[Linear], users: Sequence[Linear], name: str, inputs: dict[str, Inputs]
 ) -> bool:
     weight = torch.cat([layer.read() for layer in users], 1)
-    own = len(users[0].input.uses()) == len(users)
-    source = _find_source(users[0].input, len(weight), layers) if own else None
+    unshared = len(users[0].input.uses()) == len(users)
+    source = _find_source(users[0].input, len(weight), layers) if unshared else None
     before = inputs[name]
     shift = torch.zeros_like(before.lowest)
-    after, scale, left = _rescaled(before, weight, shift)
+    after, scale, remaining = _rescaled(before, weight, shift)
     if all(layer.bias is not None for layer in users) and (source is None or source.bias is not None):
         middle = (before.lowest + before.highest) / 2
         centred = _rescaled(before, weight, middle)
-        if centred[-1] < left:
-            shift, (after, scale, left) = middle, centred
-    if not left < (WORTH if source is None else 1) * rounding_error(before, weight):
+        if centred[-1] < remaining:
+            shift, (after, scale, remaining) = middle, centred
+    if not remaining < (WORTH if source is None else 1) * rounding_error(before, weight):
         return False
     for layer in users:
         if layer.bias is not None:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from edgevit.agent.onnx_runtime import GPU, describe_installed, import_onnxruntime
+from edgevit.agent.onnx_runtime import BROKEN_FUSION, GPU, describe_installed, import_onnxruntime
 from edgevit.agent.runners import RunnerError
 from edgevit.errors import CheckpointError, ExportError, OptionError
 from edgevit.network.device import find_device
@@ -52,17 +52,13 @@ def refuse_huge(path: Path, shape: Sequence[int]) -> None:
         )
 
 
-# ONNX Runtime 1.23, but not 1.31, fails in this optimisation on an fp16 file with a decomposed LayerNorm in fp32.
-_BROKEN_FUSION = "SimplifiedLayerNormFusion"
-
-
 def open_session(model: Path | bytes, provider: _Provider = ("CPUExecutionProvider", {})) -> Any:
     """Open a file, or its content, without logs: errors are raised anyway, and logs change the terminal's colours."""
     runtime = find_runtime()
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # fatal errors only
     source = model if isinstance(model, bytes) else str(model)
-    return runtime.InferenceSession(source, options, providers=[provider], disabled_optimizers=[_BROKEN_FUSION])
+    return runtime.InferenceSession(source, options, providers=[provider], disabled_optimizers=[BROKEN_FUSION])
 
 
 def _failures() -> tuple[type[Exception], ...]:

@@ -14,10 +14,9 @@ from typing import Any
 from edgevit.errors import CheckpointError, OptionError
 from edgevit.records.model import Preprocessing, PreprocessingFields
 from edgevit.records.reading import READING
-from edgevit.records.release import PARTS as NEEDED
-from edgevit.records.release import READER, ReleaseFacts
+from edgevit.records.release import PREPROCESSING_KEYS, READER, ReleaseFacts
 
-_PARTS = (*NEEDED, *READING)
+_PARTS = (*PREPROCESSING_KEYS, *READING)
 _OPTIONS = {part: f"--{part.replace('_', '-')}" for part in _PARTS}
 _EXAMPLES = {"input_size": "3x224x224", "interpolation": "bicubic", "mean": "0.5", "std": "0.5", "crop_pct": "0.9"}
 
@@ -63,7 +62,7 @@ def stated_preprocessing(
                 preprocessing[part], origin[part] = parts[part], source
     if "crop_pct" in preprocessing and "crop_mode" not in preprocessing:
         preprocessing["crop_mode"], origin["crop_mode"] = "center", "by default"
-    missing = [part for part in NEEDED if part not in preprocessing]
+    missing = [part for part in PREPROCESSING_KEYS if part not in preprocessing]
     if missing:
         examples = [f"{_OPTIONS[part]} {_EXAMPLES[part]}" for part in missing if part in _EXAMPLES]
         raise OptionError(

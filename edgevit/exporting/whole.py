@@ -102,8 +102,8 @@ def _whole_images(pyramid: Pyramid, detect: Detect) -> Detect:
 
     def resized(images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
         prepared = transform([*images])[0]
-        found = detect([image * std + mean for image in prepared.tensors])
-        boxes = [{name: of_image[name] for name in DETECTIONS} for of_image in found]
+        detections = detect([image * std + mean for image in prepared.tensors])
+        boxes = [{name: of_image[name] for name in DETECTIONS} for of_image in detections]
         whole: list[dict[str, Tensor]] = transform.postprocess(
             boxes, prepared.image_sizes, [(image.shape[1], image.shape[2]) for image in images]
         )
@@ -131,18 +131,18 @@ def compare_detector(
     detector: Any = pyramid.detector
     detect = open_detector(path)
     mean, std = (torch.tensor(pyramid.preprocessing[name])[:, None, None] for name in ("mean", "std"))
-    boxes = same = extra = 0
+    boxes = matching = extra = 0
     for image in images[:COMPARED_IMAGES] * std + mean:
         (expected,), (actual,) = detector([image]), detect([image])
         boxes += len(expected["boxes"])
         extra += abs(len(actual["boxes"]) - len(expected["boxes"]))
-        same += _same(expected, actual)
-    if same < LEAST_SAME * (boxes + extra):
+        matching += _same(expected, actual)
+    if matching < LEAST_SAME * (boxes + extra):
         raise ExportError(
-            f"{path.name} finds {same} of the {boxes} boxes that torch finds in {len(images)} images, and {extra} more "
-            f"or fewer; {LEAST_SAME:.0%} are required; leave --whole out, and report the detector"
+            f"{path.name} finds {matching} of the {boxes} boxes that torch finds in {len(images)} images, and {extra} "
+            f"more or fewer; {LEAST_SAME:.0%} are required; leave --whole out, and report the detector"
         )
-    record = WholeDetector(path.name, len(images[:COMPARED_IMAGES]), boxes, same)
+    record = WholeDetector(path.name, len(images[:COMPARED_IMAGES]), boxes, matching)
     source = None if judging is None else judging.split.source
     if judging is None or not isinstance(source, CocoImages):
         return record
@@ -159,4 +159,4 @@ def compare_detector(
             f"{path.name} has an AP of boxes of {of_file.boxes.ap:.1%} on {len(split)} images, and torch "
             f"{of_torch.boxes.ap:.1%}; leave --whole out, and report the detector"
         )
-    return WholeDetector(record.file, record.images, boxes, same, of_torch.boxes.ap, of_file.boxes.ap, len(split))
+    return WholeDetector(record.file, record.images, boxes, matching, of_torch.boxes.ap, of_file.boxes.ap, len(split))

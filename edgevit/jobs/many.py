@@ -246,8 +246,8 @@ def _refuse_shared_error(due: Sequence[DeriveJob]) -> None:
     Raises:
         EdgeVitError: the shared error.
     """
-    whys = map(_refusal, due)
-    if len(due) > 1 and (first := next(whys)) is not None and all(str(error) == str(first) for error in whys):
+    reasons = map(_refusal, due)
+    if len(due) > 1 and (first := next(reasons)) is not None and all(str(error) == str(first) for error in reasons):
         raise first
 
 

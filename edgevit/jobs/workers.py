@@ -95,11 +95,11 @@ class _Worker(Generic[P]):
 
     def __init__(self, do: Callable[[P], Any], threads: int) -> None:
         self.ready, self.idle = False, True
-        self.link, theirs = _SPAWN.Pipe()
-        self.process = _SPAWN.Process(target=_work, args=(theirs, threads))
+        self.link, child_end = _SPAWN.Pipe()
+        self.process = _SPAWN.Process(target=_work, args=(child_end, threads))
         with _environment(OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE"):
             self.process.start()
-        theirs.close()
+        child_end.close()
         self._send(do)
 
     def begin(self, piece: P) -> None:

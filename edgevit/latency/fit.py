@@ -233,8 +233,8 @@ def fit_costs(figures: Mapping[Stack, StackFigure]) -> dict[int, FittedCosts]:
     noise = rounded(_noise(figures), 2)
     costs = dict[int, FittedCosts]()
     for stage, of_stage in columns.items():
-        where = f" in stage {stage}" if len(columns) > 1 else ""
-        steps = tuple(_steps(of_stage, solution, covariance, where))
+        stage_text = f" in stage {stage}" if len(columns) > 1 else ""
+        steps = tuple(_steps(of_stage, solution, covariance, stage_text))
         costs[stage] = replace(_costs_of(of_stage, solution), noise=noise, steps=steps)
     return costs
 
@@ -277,7 +277,7 @@ def _solved(equations: Sequence[tuple[_Floats, float, float]], positive: Iterabl
     return np.asarray(solution, np.float64), covariance
 
 
-def _steps(columns: _Columns, solution: _Floats, covariance: _Floats, where: str) -> Iterator[SizeStep]:
+def _steps(columns: _Columns, solution: _Floats, covariance: _Floats, stage_text: str) -> Iterator[SizeStep]:
     """Yield the steps between neighbouring sizes, relative to a whole block of the largest sizes."""
     h, w = columns.shape
     block = solution[[columns.attention(h - 1, w - 1), columns.end - 1, columns.first]].sum()
@@ -285,7 +285,9 @@ def _steps(columns: _Columns, solution: _Floats, covariance: _Floats, where: str
         for a, b, i, j in zip(sizes, sizes[1:], at, at[1:], strict=False):
             error = float(np.sqrt(max(covariance[i, i] + covariance[j, j] - 2 * covariance[i, j], 0.0)))
             share = error / block if block > 0 else np.inf
-            yield SizeStep(f"{a} to {b} {axis}{where}", bool(abs(solution[j] - solution[i]) >= error), float(share))
+            yield SizeStep(
+                f"{a} to {b} {axis}{stage_text}", bool(abs(solution[j] - solution[i]) >= error), float(share)
+            )
 
 
 def _risen(grid: _Floats) -> _Floats:

@@ -216,8 +216,8 @@ class StackBench:
 
     def _kept_engine(self, stack: Stack) -> tuple[str, str] | None:
         """The engine of an earlier session, if it still exists on the target."""
-        kept = self.store.engines().get(stack.label) if self.target.builds else None
-        return kept if kept and self._exists(*kept) else None
+        engine = self.store.engines().get(stack.label) if self.target.builds else None
+        return engine if engine and self._exists(*engine) else None
 
     def _placed(self, stack: Stack) -> tuple[str, str]:
         """Write a stack, and send it, or build an engine like that of a model; return path and hash on the target."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 from edgevit.derivation.allocate.budget import MEASURED_BUDGETS, MeasuredBudget
-from edgevit.derivation.options import read_options, refuse_linear
+from edgevit.derivation.options import read_options
 from edgevit.derivation.request import FPS, MJ, MS, CostTableFile, DeriveRequest, Deriving, Macs, Params, Rate
 from edgevit.errors import OptionError
 from edgevit.latency.target import MeasurementTarget
@@ -108,7 +108,6 @@ class MeetRequest(Deriving):
             )
         for number in self.budgets:
             check_number(f"--{self.quantity}", number, "(0, inf)", _EXAMPLES[self.quantity])
-        refuse_linear(self.method, self.quantity)
         if self.run_precision is not None and self.target.precision not in (None, self.run_precision):
             raise OptionError(
                 f"the precision is {self.target.precision} in target and {self.run_precision} in run_precision; give "

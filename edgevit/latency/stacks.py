@@ -130,9 +130,9 @@ def whole_blocks(network: Network) -> dict[int, list[int]]:
         if len(block.dims.sites) == len(SITE_AXES):
             whole[block.stage].append(i)
     if (most := max(map(len, whole.values()))) < 2:
-        where = " in a stage" if len(whole) > 1 else ""
+        stage_text = " in a stage" if len(whole) > 1 else ""
         raise UnsupportedModelError(
-            f"this model has {most} blocks with both attention and FFN{where}, and it takes two to tell what one "
+            f"this model has {most} blocks with both attention and FFN{stage_text}, and it takes two to tell what one "
             "costs; measure the base that it came from"
         )
     if lacking := [stage for stage, numbers in whole.items() if not numbers]:

@@ -52,14 +52,16 @@ class Builder:
             ) from error
         imported = {name for node in ast.walk(ast.parse(builder.code)) for name in _imports(node)}
         folder = file.resolve().parent
-        if beside := sorted(name for name in imported if {folder / name, folder / f"{name}.py"} & {*folder.iterdir()}):
+        if neighbours := sorted(
+            name for name in imported if {folder / name, folder / f"{name}.py"} & {*folder.iterdir()}
+        ):
             raise UnsupportedModelError(
-                f"{file} imports {beside[0]} beside it, and a model folder keeps one file: put what makes the network "
-                "into one file, or install it as a package"
+                f"{file} imports {neighbours[0]} beside it, and a model folder keeps one file: put what makes the "
+                "network into one file, or install it as a package"
             )
-        known = _known(builder.sha256, function)
-        known.parent.mkdir(parents=True, exist_ok=True)
-        known.touch()
+        mark = _trust_mark(builder.sha256, function)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
         return builder
 
 
@@ -70,7 +72,7 @@ def _imports(node: ast.AST) -> list[str]:
     return [str(node.module).partition(".")[0]] if isinstance(node, ast.ImportFrom) else []
 
 
-def _known(digest: str, function: str) -> Path:
+def _trust_mark(digest: str, function: str) -> Path:
     """The empty file that says that a function in a file of this hash may be run."""
     return cache_folder("builders") / f"{digest}-{function}"
 
@@ -81,7 +83,7 @@ def refuse_unknown(file: Path, digest: str, function: str) -> None:
     Raises:
         CheckpointError: it has not.
     """
-    if not _known(digest, function).is_file():
+    if not _trust_mark(digest, function).is_file():
         raise CheckpointError(
             f"{file.parent} makes its network by code that has not been run on this machine; read {file}, and if you "
             f"trust it, run once in Python: edgevit.load({str(file.parent)!r}, run_code=True)"

@@ -58,7 +58,15 @@ from edgevit.records.model import (
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import TOKENIZER
 from edgevit.records.reading import Reading, reading_settings, transform_settings
-from edgevit.records.release import CONFIG, PROCESSOR, ReleaseFacts, is_release, read_release, weights_of
+from edgevit.records.release import (
+    CONFIG,
+    PREPROCESSING_KEYS,
+    PROCESSOR,
+    ReleaseFacts,
+    is_release,
+    read_release,
+    weights_of,
+)
 from edgevit.records.tokenizer import VOCABULARY, store_tokenizer, stored_tokenizer, text_encoder, tokenizer_text
 from edgevit.records.writing import new_folder
 
@@ -70,7 +78,6 @@ _TORCHVISION_NAMES = {
 }  # fmt: skip
 _QUICK_PIXELS, _QUICK_PARAMS = 256**2, 30_000_000  # of one image and of a network that runs fast
 _HUB_S = 5  # timeout of the hub
-PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
 
 class Model(Network):

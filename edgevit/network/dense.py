@@ -136,8 +136,8 @@ class DenseFamily:
     def keep_classes(self, module: nn.Module, classes: Sequence[int], /) -> None:
         self._refuse("choose among its classes")
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise UnsupportedModelError(f"cannot {what}: this network has a head of its own; give {self.path} alone")
+    def _refuse(self, action: str) -> NoReturn:
+        raise UnsupportedModelError(f"cannot {action}: this network has a head of its own; give {self.path} alone")
 
     # -- the forward pass in steps
 
@@ -194,14 +194,14 @@ def _frozen(layer: Any, frozen: Mapping[Axis, str]) -> Any:
 @contextmanager
 def returning(module: nn.Module, output: Tensor) -> Iterator[None]:
     """Have a module return this output within the context, without computing anything."""
-    own = vars(module).get("forward")
+    instance_forward = vars(module).get("forward")
     module.forward = lambda *_, **__: output
     try:
         yield
     finally:
         del module.forward
-        if own is not None:
-            module.forward = own
+        if instance_forward is not None:
+            module.forward = instance_forward
 
 
 def within(
@@ -254,12 +254,12 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor) -> tuple[in
     Raises:
         UnsupportedModelError: it is not.
     """
-    path, what, calls = family.path, f"this {type(module).__name__}", list[nn.Module]()
+    path, noun, calls = family.path, f"this {type(module).__name__}", list[nn.Module]()
     first_names: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if (first_name := first_names.setdefault(id(parameter), name)) != name:
             raise UnsupportedModelError(
-                f"{what} has {first_name} by a second name, {name}, and a model folder keeps one: drop one of the two"
+                f"{noun} has {first_name} by a second name, {name}, and a model folder keeps one: drop one of the two"
             )
     blocks = family.blocks(module)
     layers = [block.module for block in blocks]
@@ -268,10 +268,10 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor) -> tuple[in
             stack.callback(layer.register_forward_hook(lambda module, *_: calls.append(module)).remove)
         expected = module(images)
     if not expected.isfinite().all():
-        raise UnsupportedModelError(f"{what} puts out values that are not finite; check its weights")
+        raise UnsupportedModelError(f"{noun} puts out values that are not finite; check its weights")
     if calls != layers:
         raise UnsupportedModelError(
-            f"{what} runs {len(calls)} blocks of its {path}, expected each of the {len(layers)} once, in order; call "
+            f"{noun} runs {len(calls)} blocks of its {path}, expected each of the {len(layers)} once, in order; call "
             f"{path} once, with all of its blocks"
         )
     first = family.first_tokens(module, images)
@@ -280,18 +280,18 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor) -> tuple[in
         tokens.append(block.run(block.enter(tokens[-1])))
     if len(first) != len(images):
         raise UnsupportedModelError(
-            f"{what} gives its {path} {len(first)} images of {len(images)}; call {path} with each image once"
+            f"{noun} gives its {path} {len(first)} images of {len(images)}; call {path} with each image once"
         )
     if first.shape[1] != (planned := family.geometry(module).tokens):
         raise UnsupportedModelError(
-            f"{what} gives its {path} {first.shape[1]} tokens, and by its img_size it has {planned}; make {path} with "
+            f"{noun} gives its {path} {first.shape[1]} tokens, and by its img_size it has {planned}; make {path} with "
             "the img_size that it gets"
         )
     try:
         repeated = family.outputs_after(module, tokens[1:], images)
     except Exception as error:  # of the user's code
         raise UnsupportedModelError(
-            f"{what} raises {type(error).__name__} where the blocks of its {path} return tokens and run none of their "
+            f"{noun} raises {type(error).__name__} where the blocks of its {path} return tokens and run none of their "
             f"layers; {_MAY_READ.format(path)}"
         ) from error
 
@@ -303,18 +303,18 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor) -> tuple[in
     family = replace(family, read=tuple(filter(is_read, range(len(blocks)))))
     if not family.read:
         raise UnsupportedModelError(
-            f"the output of {what} does not depend on what the blocks of its {path} return; nothing of it can be cut"
+            f"the output of {noun} does not depend on what the blocks of its {path} return; nothing of it can be cut"
         )
     if (last := family.read[-1] + 1) < len(blocks):
         raise UnsupportedModelError(
-            f"the output of {what} does not depend on blocks after the first {last} of the {len(blocks)} of its "
+            f"the output of {noun} does not depend on blocks after the first {last} of the {len(blocks)} of its "
             f"{path}; make {path} with these {last} alone"
         )
     copied = family.build(module, [block.read() for block in blocks])
     without = [0 * t for t in tokens[1:]]  # which blocks return that are run by a second name, too, if it is copied
-    of_copy, of_module = (family.outputs_after(made, without, images) for made in (copied, module))
+    of_copy, of_module = (family.outputs_after(network, without, images) for network in (copied, module))
     if not (_alike(repeated, expected) and _alike(copied(images), expected) and _alike(of_copy, of_module)):
-        raise UnsupportedModelError(f"a copy of {what} has another output; {_MAY_READ.format(path)}")
+        raise UnsupportedModelError(f"a copy of {noun} has another output; {_MAY_READ.format(path)}")
     return family.read if _reads_alone(family, module, images, tokens, repeated) else ()
 
 
@@ -346,9 +346,9 @@ def _reads_alone(
             for i, block in enumerate(family.blocks(narrow)):
                 after = tokens[i + 1]
                 stack.enter_context(returning(block.module, after if i in family.read else after[..., : len(encode)]))
-            given = narrow(images)
+            narrowed = narrow(images)
     except Exception:  # of the user's code, for other shapes
         return False
     return _alike(first, tokens[0] @ encode.to(first).mT) and torch.allclose(
-        given, outputs, rtol=1e-5, atol=1e-5 * float(outputs.abs().max())
+        narrowed, outputs, rtol=1e-5, atol=1e-5 * float(outputs.abs().max())
     )

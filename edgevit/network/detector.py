@@ -205,11 +205,11 @@ def check_detector(module: nn.Module, input_size: tuple[int, ...]) -> None:
     Raises:
         UnsupportedModelError: it has not.
     """
-    what, (height, width) = f"this {type(module).__name__}", input_size[1:]
+    noun, (height, width) = f"this {type(module).__name__}", input_size[1:]
     transform: Any = getattr(module, "transform", None)
     if not isinstance(getattr(module, "backbone", None), nn.Module) or not hasattr(transform, "fixed_size"):
         raise UnsupportedModelError(
-            f"{what} gives boxes, and has no backbone and transform of these names; build it as torchvision's are, "
+            f"{noun} gives boxes, and has no backbone and transform of these names; build it as torchvision's are, "
             "with its network in the backbone"
         )
     fixed, divisor = transform.fixed_size, transform.size_divisible
@@ -218,6 +218,6 @@ def check_detector(module: nn.Module, input_size: tuple[int, ...]) -> None:
     if fixed is None or tuple(fixed) != (width, height) or height % divisor or width % divisor:
         size = f"fixed_size={tuple(fixed)}" if fixed is not None else f"min_size={transform.min_size}"
         raise UnsupportedModelError(
-            f"{what} resizes images to {size}, padded to multiples of {divisor}, and its network takes {height} x "
+            f"{noun} resizes images to {size}, padded to multiples of {divisor}, and its network takes {height} x "
             f"{width}; give it fixed_size=({width}, {height}) and a size_divisible that divides both"
         )

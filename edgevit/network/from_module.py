@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.builder import Builder
 from edgevit.network.checkpoint import (
-    PREPROCESSING_KEYS,
     Model,
     describe,
     load,
@@ -32,7 +31,7 @@ from edgevit.network.dense import within
 from edgevit.network.detector import Pyramid, check_detector, is_detections, letterbox, takes_several_sizes
 from edgevit.network.families import Family, architecture, family_names, load_family
 from edgevit.network.network import Network
-from edgevit.records.release import CONFIG, NAMES
+from edgevit.records.release import CONFIG, NAMES, PREPROCESSING_KEYS
 from edgevit.records.writing import cache_folder, new_folder
 
 _TOLERANCE = 1e-3  # of outputs, relative to the largest: the kernels of two devices differ by less

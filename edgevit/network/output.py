@@ -195,8 +195,11 @@ class Map:
         if self.kind == "classes":
             return (self.answers(outputs) == targets).float().flatten(1).mean(1)
         if self.kind == "values":
-            apart, both = (outputs - targets).abs().flatten(1).sum(1), (outputs.abs() + targets.abs()).flatten(1).sum(1)
-            return 1 - apart / both.clamp_min(torch.finfo(both.dtype).tiny)
+            difference, both = (
+                (outputs - targets).abs().flatten(1).sum(1),
+                (outputs.abs() + targets.abs()).flatten(1).sum(1),
+            )
+            return 1 - difference / both.clamp_min(torch.finfo(both.dtype).tiny)
         chosen, target = self.answers(outputs).flatten(1), (targets > 0).flatten(1)
         overlap, union = (chosen & target).sum(1), (chosen | target).sum(1)
         return torch.where(union == 0, 1.0, overlap / union.clamp_min(1))  # right to find none where there is none

@@ -7,14 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from edgevit.errors import EngineError
 from edgevit.records.belonging import file_fault
 from edgevit.records.class_names import ClassName
-from edgevit.records.derivation import DetectionRecord
+from edgevit.records.derivation import DetectionRecord, Share
 from edgevit.records.documents import Reader
 from edgevit.records.export import Fusion
 from edgevit.records.kinds import PLACE, Place, RecordKind
@@ -22,8 +20,6 @@ from edgevit.records.model import Index, Sha256
 from edgevit.records.writing import write_whole, writing
 
 READER = Reader(EngineError, hint="build the engine again with edgevit export ... --trt --rebuild")
-
-_Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -56,8 +52,8 @@ class EngineClassAccuracy:
     """Shares of the images of one class that are classified correctly."""
 
     images: Index
-    host: _Share  # in fp32 here
-    board: _Share  # by the engine
+    host: Share  # in fp32 here
+    board: Share  # by the engine
 
 
 @dataclass(frozen=True)
@@ -68,9 +64,9 @@ class EngineAccuracy:
     part: str
     images: Index
     images_sha256: Sha256
-    host: _Share | None  # of images classified correctly; None: the outputs are not logits
-    board: _Share | None
-    agreement: _Share  # mean score with the answers in fp32 as targets
+    host: Share | None  # of images classified correctly; None: the outputs are not logits
+    board: Share | None
+    agreement: Share  # mean score with the answers in fp32 as targets
     worst_class: ClassName | None  # the class with the largest loss
     per_class: dict[ClassName, EngineClassAccuracy]
     # What a detector finds with its pyramid in fp32 on the host, and on the board; None: no detector, no annotations.

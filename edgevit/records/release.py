@@ -28,7 +28,7 @@ from edgevit.records.writing import file_sha256
 NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 READER = Reader(CheckpointError, hint="correct the file, or move it away and give the options")
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
-PARTS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
+PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _RESAMPLE = (
     "nearest",
     "lanczos",
@@ -102,7 +102,7 @@ def _timm_preprocessing(config: _Content) -> _Content:
     inner = config.get("pretrained_cfg")
     if not isinstance(inner, dict):
         return {}
-    parts = {part: inner[part] for part in PARTS if inner.get(part) is not None}
+    parts = {key: inner[key] for key in PREPROCESSING_KEYS if inner.get(key) is not None}
     # As in timm's validation.
     return {**parts, "crop_pct": inner["test_crop_pct"]} if inner.get("test_crop_pct") is not None else parts
 

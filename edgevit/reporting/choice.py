@@ -173,8 +173,8 @@ class Panel:
     @property
     def spread(self) -> float:
         """The ratio of the slowest to the fastest p50 of a model's runs, for the median model."""
-        apart = [e.p50_most_ms / e.p50_least_ms for e in self.entries if e.p50_most_ms and e.p50_least_ms]
-        return statistics.median(apart) if apart else 1.0
+        ratios = [e.p50_most_ms / e.p50_least_ms for e in self.entries if e.p50_most_ms and e.p50_least_ms]
+        return statistics.median(ratios) if ratios else 1.0
 
     @cached_property
     def recalled(self) -> str | None:
@@ -398,8 +398,8 @@ def _derivations(models: Sequence[GatheredModel]) -> list[DerivationRecord]:
 def _entries(models: Sequence[GatheredModel], place: LatencyPlace | None) -> Iterator[Entry]:
     """The entries of one task and base: baselines, then models; bases alone are entries like models."""
     bases, derived = ([model for model in models if _is_base(model) is is_base] for is_base in (True, False))
-    kin = _derivations(derived)
-    if not kin:
+    records = _derivations(derived)
+    if not records:
         for model in (*bases, *derived):
             yield from _of_model(model, "model", model.name, place, ())
         return
@@ -410,7 +410,7 @@ def _entries(models: Sequence[GatheredModel], place: LatencyPlace | None) -> Ite
     for kind, title in kinds.items():
         folders = [base for base in bases if base.document is not None and _HEADS.get(kind) == base.document.head]
         folders.sort(key=lambda base: -len(_runs_of(base, place)))  # each sweep has a folder of its base
-        judged = _judged_baseline(kin, kind)
+        judged = _judged_baseline(records, kind)
         baselines += _of_baseline(folders[0] if folders else None, kind, title, place, document, judged)
         if kind == "restricted" or not reference:
             reference = [run for base in folders for run in _runs_of(base, place)] or reference
@@ -426,18 +426,18 @@ def _runs_of(model: GatheredModel, place: LatencyPlace | None) -> list[Run]:
     return place.runs_of(model.files) if place is not None else []
 
 
-def _judged_baseline(kin: Sequence[DerivationRecord], kind: Kind) -> dict[str, Any]:
+def _judged_baseline(records: Sequence[DerivationRecord], kind: Kind) -> dict[str, Any]:
     """The accuracy of a baseline by the derivations; of several fine-tuned bases, the most accurate."""
     name = {"full head": "base_full_head", "restricted": "base_restricted", "fine-tuned": "base_finetuned"}[kind]
     stated = [
-        (derivation, accuracy) for derivation in kin if (accuracy := getattr(derivation.accuracy, name)) is not None
+        (derivation, accuracy) for derivation in records if (accuracy := getattr(derivation.accuracy, name)) is not None
     ]
     if not stated:
         return {}
     derivation, accuracy = max(stated, key=lambda pair: pair[1].top1)
     judged = {"top1": accuracy.top1, "images": accuracy.images, "judged": "torch"}
     if kind == "fine-tuned":
-        judged["is_cut"] = any(record.start is not None and record.start.network == "finetuned" for record in kin)
+        judged["is_cut"] = any(record.start is not None and record.start.network == "finetuned" for record in records)
     if (validation := derivation.validation) is not None and (right := getattr(validation, name, None)) is not None:
         judged["validation"] = (right, validation.images)
     judged["answers"] = {part: getattr(record, name, None) for part, record in (derivation.answers or {}).items()}

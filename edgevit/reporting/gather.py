@@ -258,10 +258,10 @@ def _lines(evidence: Evidence, file: Path) -> Iterator[tuple[str, dict[str, obje
 
 def _take_lines(evidence: Evidence, file: Path, *, named: bool) -> None:
     """Parse runs and profiles; ignore files that contain neither unless named explicitly."""
-    before, read, ours = len(evidence.skipped), 0, False
+    before, read, is_own = len(evidence.skipped), 0, False
     for source, content in () if file.name == HISTORY else _lines(evidence, file):
-        read, ours = read + 1, ours or "schema" in content
-        if read == _FOREIGN and not named and not ours:
+        read, is_own = read + 1, is_own or "schema" in content
+        if read == _FOREIGN and not named and not is_own:
             break
         if (digest := content_sha256(content)) in evidence.lines:
             continue
@@ -273,7 +273,7 @@ def _take_lines(evidence: Evidence, file: Path, *, named: bool) -> None:
                 evidence.runs.append(evidence.reader.run(content))
         except (RecordError, EdgeVitError) as error:
             evidence.skip(source, str(error))
-    if not named and not ours and (read or not _begins_as_a_run(file)):
+    if not named and not is_own and (read or not _begins_as_a_run(file)):
         del evidence.skipped[before:]
     elif not read and len(evidence.skipped) == before:
         evidence.skip(file, "holds no run")
@@ -332,12 +332,12 @@ def _with_own_names(models: Iterable[GatheredModel]) -> list[GatheredModel]:
     models = list(models)
     parts = [model.folder.path.absolute().parts for model in models]
     ends: Counter[tuple[str, ...]] = Counter(
-        end for mine in parts for end in (mine[-length:] for length in range(1, len(mine) + 1))
+        end for segments in parts for end in (segments[-length:] for length in range(1, len(segments) + 1))
     )
     named = []
-    for model, mine in zip(models, parts, strict=True):
+    for model, segments in zip(models, parts, strict=True):
         length = 1
-        while length < len(mine) and ends[mine[-length:]] > 1:
+        while length < len(segments) and ends[segments[-length:]] > 1:
             length += 1
-        named.append(replace(model, name="/".join(mine[-length:])))
+        named.append(replace(model, name="/".join(segments[-length:])))
     return named

@@ -135,8 +135,8 @@ def break_down(profile: LayerProfile) -> Breakdown:
     places = sorted({place for _, place, _ in times}, key=lambda p: (p.block is None, p.block, PARTS.index(p.part)))
     spent = []
     for place in places:
-        mine = [ms for _, layer_place, ms in times if layer_place == place]
-        spent.append(Spent(place, sum(mine), len(mine)))
+        figures_ms = [ms for _, layer_place, ms in times if layer_place == place]
+        spent.append(Spent(place, sum(figures_ms), len(figures_ms)))
     return Breakdown(
         label=profile.label,
         precision=profile.precision,

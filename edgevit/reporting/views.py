@@ -243,9 +243,9 @@ def _warnings(model: GatheredModel, at: Sequence[LatencyPlace]) -> list[str]:
     warnings = []
     for place in at:
         for alike in group(place.runs_of(model.files)):
-            who = f"{place.title}, {alike[0].model}"
-            warnings += [f"{who}: void: {reason}" for run in alike for reason in run.void()]
-            warnings += gather_warnings(alike, who)
+            subject = f"{place.title}, {alike[0].model}"
+            warnings += [f"{subject}: void: {reason}" for run in alike for reason in run.void()]
+            warnings += gather_warnings(alike, subject)
     return list(dict.fromkeys(warnings))
 
 

@@ -259,9 +259,9 @@ def box_precision(network: Network, task: Task) -> float:
     assert task.objects is not None and isinstance(task.validation.source, CocoImages)
     categories = {i: name for i, name in task.validation.source.categories.items() if i in task.objects.label_of}
     was_training = network.training
-    found = find_objects(network.eval(), task.validation, categories)
+    detections = find_objects(network.eval(), task.validation, categories)
     network.train(was_training)
-    return found.record().boxes.ap
+    return detections.record().boxes.ap
 
 
 def learnt_objects(network: Network, task: Task) -> LearntObjects:

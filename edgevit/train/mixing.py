@@ -74,7 +74,7 @@ class Mixing:
         def drop(_: Any, __: Any, branch: Tensor) -> Tensor | None:
             if not self.network.training:
                 return None
-            stays = torch.rand(len(branch), generator=self.generator) < keep
-            return branch * (stays / keep).to(branch).view(-1, *[1] * (branch.ndim - 1))
+            remains = torch.rand(len(branch), generator=self.generator) < keep
+            return branch * (remains / keep).to(branch).view(-1, *[1] * (branch.ndim - 1))
 
         return drop

@@ -101,13 +101,13 @@ class Passes:
             quick: whether to multiply as `rounded` does.
         """
         size = min(self.batch_size(network, gradients=gradients), most)
-        mine, device, done = self.compute.share(images) if self.shared else images, self.compute.device, 0
+        own_share, device, done = self.compute.share(images) if self.shared else images, self.compute.device, 0
         progress = self.progress if stage is not None else Silent()
         was_training = network.training
         network.to(device).eval()
-        shown_as = progress.stage(stage or "", len(mine), "image")
+        shown_as = progress.stage(stage or "", len(own_share), "image")
         with shown_as as shown, torch.set_grad_enabled(gradients), self.rounded(quick), self.products(network):
-            for batch, labels in self.decoded.batches(mine, size, self.compute.workers):
+            for batch, labels in self.decoded.batches(own_share, size, self.compute.workers):
                 batch = batch.to(device)
                 see(batch.requires_grad_(gradients and batch.is_floating_point()), labels.to(device))
                 done += len(batch)

@@ -20,15 +20,12 @@ def test_methods_are_listed_with_a_line_each(edgevit_main: Any) -> None:
     assert [entry["name"] for entry in told if entry["baseline"]] == baseline_names()
     own, _, baselines = shown.out.partition("Baselines")
     assert "forge" in own and "wanda" in baselines and "wanda" not in own
-    quantities = {entry["name"]: entry["quantities"] for entry in told}
-    assert quantities["heart"] == quantities["nuwa"] == ["macs", "params", "ms", "mj"]
 
 
 def test_a_method_shows_its_options_with_defaults_and_meanings(edgevit_main: Any) -> None:
     shown = edgevit_main("methods", "forge")
     for text in ("forge.cut_tokens", "never, tried, predicted", "true or false", "a whole number", "512"):
         assert text in shown.out, text
-    assert "Its budget may be counted in: macs, params, ms, mj." in shown.out
     told = json.loads(edgevit_main("methods", "supernet", "--json").out)
     points = next(option for option in told["options"] if option["name"] == "points")
     assert (points["default"], points["kind"]) == ("10", "a whole number") and points["explanation"].endswith(".")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
-from example_method import with_the_example
 
 import edgevit.derivation.session.supernet  # noqa: F401  # edgevit.derivation.session.supernet is a module, edgevit.supernet a function
 from edgevit.derivation.methods import load_method, method_names
-from edgevit.derivation.options import SUPERNET, describe, read_options, refuse_linear
-from edgevit.errors import OptionError, UnknownNameError
+from edgevit.derivation.options import SUPERNET, describe, read_options
+from edgevit.errors import UnknownNameError
 
 OWNERS = [*method_names(), SUPERNET]
 
@@ -32,8 +30,6 @@ def test_the_source_says_what_the_class_has(owner: str) -> None:
         assert option.kind == (get_args(hint) if get_origin(hint) is Literal else hint), option
         if option.default != "1 / 3":  # as it is written
             assert option.convert(owner, option.default) == field.default, option
-    if owner != SUPERNET:
-        assert described.quantities == getattr(load_method(owner), "QUANTITIES", ())
 
 
 @pytest.mark.parametrize("owner", OWNERS)
@@ -54,10 +50,3 @@ def test_an_option_is_read_without_its_method_being_imported() -> None:
         read_options("supernet", {"point": 3})
     with pytest.raises(UnknownNameError, match=r"vulcan\.factorisation has no value 'token'; did you mean 'tokens'"):
         read_options("vulcan", {"factorisation": "token"})
-
-
-def test_milliseconds_are_for_methods_that_can_spend_them(tmp_path: Path) -> None:
-    refuse_linear("forge", "mj")
-    told = r"--fps: method 'example' cannot allocate by a cost table, as its file has no 'ms' .*; try --macs, --params,"
-    with with_the_example(tmp_path), pytest.raises(OptionError, match=told):
-        refuse_linear("example", "fps")

@@ -43,9 +43,9 @@ class Meter:
 
 def _busy_ticks(root: str) -> int | None:
     """Sum over our cores: user, nice, system, irq, softirq and steal; idle and iowait are not busy."""
-    ours = {f"cpu{number}" for number in usable_cpus()}
+    cpus = {f"cpu{number}" for number in usable_cpus()}
     rows = [line.split() for line in (read_text(root, "proc/stat") or "").splitlines()]
-    ticks = [sum(map(int, row[1:4] + row[6:9])) for row in rows if row and row[0] in ours]
+    ticks = [sum(map(int, row[1:4] + row[6:9])) for row in rows if row and row[0] in cpus]
     return sum(ticks) if ticks else None
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 from ..environment import usable_cpus
 from ..files import cache_folder
-from ..onnx_runtime import GPU, describe_installed, install_hint, installed
+from ..onnx_runtime import BROKEN_FUSION, GPU, describe_installed, install_hint, installed
 from ..protobuf import graph_nodes, input_types
 from ..trace import find_origins, read_trace
 from . import AloneError, Loaded, Profiled, RunnerError
@@ -122,10 +122,6 @@ def _share_threads(options: ort.SessionOptions) -> None:
     options.use_per_session_threads = False
 
 
-# ONNX Runtime 1.23 fails in it, and 1.31 does not, on an fp16 file whose LayerNorm is decomposed and in fp32.
-_BROKEN_FUSION = "SimplifiedLayerNormFusion"
-
-
 def _bound(session: ort.InferenceSession, feed: dict[str, Any], device: str) -> Callable[[], object]:
     """Return what runs the session with its inputs on the device already, and leaves its outputs there."""
     import onnxruntime as ort
@@ -169,9 +165,9 @@ def _open_session(
         try:
             session = ort.InferenceSession(model, options, providers=_with_options(providers, model))
         except RuntimeException as error:
-            if _BROKEN_FUSION not in str(error):
+            if BROKEN_FUSION not in str(error):
                 raise
-            without = {"disabled_optimizers": [_BROKEN_FUSION]}
+            without = {"disabled_optimizers": [BROKEN_FUSION]}
             session = ort.InferenceSession(model, options, providers=_with_options(providers, model), **without)
     except InvalidProtobuf as error:
         raise RunnerError(

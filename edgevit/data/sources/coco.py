@@ -69,8 +69,8 @@ def _parts(files: Sequence[Path]) -> dict[Part, Path]:
     for file in files:
         part = words.get(re.sub(r"[\d_-]+$", "", _name(file)).lower())
         if part is None or part in parts:
-            what = "of no part" if part is None else f"of the {part} part, as {parts[part].name} is"
-            raise DataError(f"{file} is {what}; name the files {PREFIX}train.json, {PREFIX}val.json and so on")
+            membership = "of no part" if part is None else f"of the {part} part, as {parts[part].name} is"
+            raise DataError(f"{file} is {membership}; name the files {PREFIX}train.json, {PREFIX}val.json and so on")
         parts[part] = file
     if "train" not in parts:
         raise DataError(f"{files[0].parent} has no {PREFIX}train.json among {len(files)} files; add it")

@@ -77,8 +77,8 @@ def _folders(folder: Path) -> dict[str, Path]:
 def _parts(root: Path) -> dict[Part, Path]:
     """The folder of each part; the root itself, if it has class folders."""
     by_name = {name.lower().rpartition("-")[2]: path for name, path in _folders(root).items()}
-    found = {part: by_name[name] for part, names in NAMES.items() for name in names if name in by_name}
-    return found if "train" in found else {"train": root}
+    parts = {part: by_name[name] for part, names in NAMES.items() for name in names if name in by_name}
+    return parts if "train" in parts else {"train": root}
 
 
 def _is_text(entry: Path) -> bool:

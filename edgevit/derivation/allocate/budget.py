@@ -49,8 +49,8 @@ class Budget:
 
     @property
     def linear(self) -> Quantity:
-        """MACs or parameters, which are linear in every width, for methods that rely on it."""
-        assert self.quantity == "macs" or self.quantity == "params", "the method has no other among its QUANTITIES"
+        """MACs or parameters, which are linear in every width; not for a budget by a cost table."""
+        assert self.quantity == "macs" or self.quantity == "params", "a cost table has no linear costs: see `prices`"
         return self.quantity
 
     @cached_property

@@ -29,9 +29,10 @@ and, where they are not as most are:
                                  (feasibility.Target): refuses them with an OptionError, before anything is measured
 
 Read from the source, so that a list of methods imports none of them: the docstring, the Config, NEEDS_IMAGES = False if
-it needs none unless it is asked to train (its task may have none then), CUTS_DETECTORS = True if it reads labels in
-training alone, or says what else reads them (`reads_labels`), and QUANTITIES = ("macs", "params", "ms", "mj")
-if it can spend by a cost table, too, as all of edgevit's own can.
+it needs none unless it is asked to train (its task may have none then), and CUTS_DETECTORS = True if it reads labels in
+training alone, or says what else reads them (`reads_labels`).
+
+A budget in ms or mJ comes with a cost table (`problem.budget.prices`); `fit` spends every kind of budget.
 
 A method decides what to keep: a `Plan` (edgevit/derivation/plan.py), with new weights where it works them out. It may
 train `problem.network` in place before that, or what comes of the plan after it. The derived network is made by

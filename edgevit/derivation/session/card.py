@@ -271,11 +271,11 @@ def _map_card(name: str, spec: ModelSpec, record: DerivationRecord, likeness: Ma
     boxes = spec.output_kind == "boxes"
     of_rest = "" if spec.rest_text is None else f" {spec.rest_text[0].upper()}{spec.rest_text[1:]}."
     of_pyramid = f"\n{_OF_PYRAMID}{of_rest}" if boxes else ""
-    rest = "The head was trained with it." if _learnt(record) else "The head is as it was."
+    sentence = "The head was trained with it." if _learnt(record) else "The head is as it was."
     return f"""# {name}
 
 {spec.timm_name} with a head, as `{spec.builder.function}` in `builder.py` makes them, {100 * spec.rate:.1f} % of their
-multiply-accumulates removed with `{record.method}` from `{spec.builder.network}`. {rest}{of_pyramid}
+multiply-accumulates removed with `{record.method}` from `{spec.builder.network}`. {sentence}{of_pyramid}
 The output is {spec.output_text} ({_KINDS[spec.output_kind]}), with {likeness.format()}.
 
 | | MACs | parameters |
@@ -312,7 +312,7 @@ def base_card(
     count = "all" if outputs == spec.base.outputs else f"{outputs} of its"
     names = f": {_classes(spec)}" if spec.classes else ", whose names are not known"
     features = spec.output_kind == "features"
-    kept = (
+    head = (
         "without a classifier"
         if features
         else f"with {spec.output_text}"
@@ -323,12 +323,12 @@ def base_card(
     if features:
         use, code = "Compute the features of an image", _OUTPUTS.format(name="features")
     use = _use_of_head(spec) if spec.builder is not None else f"## {use}\n\n{code}"
-    made = "" if origin is None else f"\n{origin}\n"
+    paragraph = "" if origin is None else f"\n{origin}\n"
     return f"""# {name}
 
-{spec.timm_name} {kept}. Nothing else was removed:
+{spec.timm_name} {head}. Nothing else was removed:
 {format_count(spec.macs)} multiply-accumulates, {format_count(spec.params)} parameters.
-{made}
+{paragraph}
 {_input(spec)}{_doubt(hint)}
 
 {use}"""

@@ -43,7 +43,7 @@ def check_removal(network: Network, count: int) -> None:
     """
     stages = [dims.stage for dims in network.dims]
     by_stage = Counter(stages[i] for i in _removable_blocks(network))
-    spare = sum(min(found, stages.count(stage) - 1) for stage, found in by_stage.items())
+    spare = sum(min(removable, stages.count(stage) - 1) for stage, removable in by_stage.items())
     if count > spare:
         raise OptionError(
             f"--remove-blocks {count}: the base has {len(stages)} blocks, of which {spare} can be removed; give "
@@ -53,8 +53,8 @@ def check_removal(network: Network, count: int) -> None:
 
 def without_blocks(network: Network, removed: Iterable[int]) -> Network:
     """Copy a network without these of its blocks."""
-    copy, gone = bare_copy(network), set(removed)
-    copy.keep_blocks([i for i in range(len(network.dims)) if i not in gone])
+    copy, indices = bare_copy(network), set(removed)
+    copy.keep_blocks([i for i in range(len(network.dims)) if i not in indices])
     return copy
 
 
@@ -69,8 +69,8 @@ def least_missed_blocks(network: Network, images: Split, count: int, passes: Pas
     chosen = list[int]()
     with passes.progress.stage("choose blocks", count, "block") as stage:
         for _ in range(count):
-            left = [i for i in range(len(network.dims)) if i not in chosen]
-            places = [left[i] for i in _removable_blocks(without_blocks(network, chosen))]
+            remaining = [i for i in range(len(network.dims)) if i not in chosen]
+            places = [remaining[i] for i in _removable_blocks(without_blocks(network, chosen))]
             if not places:
                 passes.progress.warn(f"only {len(chosen)} of {count} blocks can be removed, as the method left few")
                 break

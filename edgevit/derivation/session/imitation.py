@@ -39,18 +39,18 @@ def unlabelled_model(base: Model | Headless, output: str) -> Model:
         OptionError: it has no such head, or it has one.
     """
     model = base.described() if isinstance(base, Headless) else base
-    asked, puts_out = output.partition(":")[0], model.spec.own_output if model.spec.builder else "features"
-    if asked != puts_out:
-        has = model.spec.output_text if model.spec.builder else f"no {asked}: there is no head of your own"
+    requested, puts_out = output.partition(":")[0], model.spec.own_output if model.spec.builder else "features"
+    if requested != puts_out:
+        has = model.spec.output_text if model.spec.builder else f"no {requested}: there is no head of your own"
         raise OptionError(f"--output {output}: the output of this base is {has}; try --output {puts_out}")
     if not puts_out_features(output):
         return Model(model, replace(model.spec, output=_KINDS.get(output, model.spec.output)), model.release)
     tokens, depths = tokens_of_output(output), depths_of(output)
     if model.spec.output == "features":
         if (model.spec.tokens, model.spec.depths) != (tokens, depths):
-            other = "features" if model.spec.tokens is None else f"features:{model.spec.tokens}"
-            other += f"@{','.join(map(str, model.spec.depths))}" if model.spec.depths else ""
-            raise OptionError(f"--output {output}: the output of this base is {other}; try --output {other}")
+            own_output = "features" if model.spec.tokens is None else f"features:{model.spec.tokens}"
+            own_output += f"@{','.join(map(str, model.spec.depths))}" if model.spec.depths else ""
+            raise OptionError(f"--output {output}: the output of this base is {own_output}; try --output {own_output}")
         return model
     if model.spec.tokens is not None:
         raise OptionError(
@@ -147,9 +147,9 @@ def _similarity(base: Network, derived: Network, images: Split, passes: Passes) 
     derived, cosines, means = derived.to(passes.compute.device).eval(), list[Tensor](), (list[Tensor](), list[Tensor]())
 
     def compare(batch: Tensor, _: Tensor) -> None:
-        wanted, outputs = (network(batch).float().cpu().double() for network in (base, derived))
-        cosines.append(F.cosine_similarity(wanted, outputs, dim=-1).reshape(len(batch), -1).mean(1))
-        for of_network, features in zip(means, (wanted, outputs), strict=True):
+        reference, outputs = (network(batch).float().cpu().double() for network in (base, derived))
+        cosines.append(F.cosine_similarity(reference, outputs, dim=-1).reshape(len(batch), -1).mean(1))
+        for of_network, features in zip(means, (reference, outputs), strict=True):
             of_network.append(features.reshape(len(batch), -1, features.shape[-1]).mean(1))
 
     replace(passes, shared=False).show(base, images, compare, stage="compare features")

@@ -158,15 +158,15 @@ def _fit(base: Headless, task: Task, passes: Passes, pooled: slice | None) -> di
     width = network.classifiers[0].in_features
     moments, most = Moments(task.train.labels, width), max(_COMPARED // len(task.classes), FOLDS)
     validation, compared = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
-    counts, seen = Counter(task.train.labels), Counter[int]()
+    counts, used = Counter(task.train.labels), Counter[int]()
 
     def add(features: Tensor, labels: Tensor) -> None:
         moments.add(features, labels)
         places = []
         for place, label in enumerate(labels.tolist()):
-            before, seen[label] = seen[label], seen[label] + 1
+            before, used[label] = used[label], used[label] + 1
             share = most / max(counts[label], most)  # spread evenly over the class
-            places += [place] * (int(seen[label] * share) > int(before * share))
+            places += [place] * (int(used[label] * share) > int(before * share))
         compared.append((features[places], labels[places]))
 
     _pass_features(network, task.train, passes, "fit a head", add)

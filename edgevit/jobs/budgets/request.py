@@ -22,8 +22,8 @@ def per_budget(request: MeetRequest) -> list[MeetRequest]:
     if not request.overwrite:
         return requests
     # Folders after the unfinished one belong to an earlier command and are overwritten.
-    unfinished = next((i for i, one in enumerate(requests) if partial_folder(one.out).is_dir()), -1)
-    return [replace(one, resume=request.resume and i <= unfinished) for i, one in enumerate(requests)]
+    unfinished = next((i for i, single in enumerate(requests) if partial_folder(single.out).is_dir()), -1)
+    return [replace(single, resume=request.resume and i <= unfinished) for i, single in enumerate(requests)]
 
 
 def continued(request: MeetRequest) -> MeetRequest:
@@ -32,9 +32,9 @@ def continued(request: MeetRequest) -> MeetRequest:
     Raises:
         UnfinishedError: its files are damaged.
     """
-    for one in per_budget(request) if request.is_measured else ():
-        file = partial_folder(one.out) / REQUEST
-        if file.is_file() and REQUEST_KIND.read(file).more == identity(one):
+    for single in per_budget(request) if request.is_measured else ():
+        file = partial_folder(single.out) / REQUEST
+        if file.is_file() and REQUEST_KIND.read(file).more == identity(single):
             return replace(request, resume=True)
     return request
 
@@ -54,11 +54,11 @@ def check_budgets(request: MeetRequest) -> None:
     request.check_measuring()
     if len(set(request.budgets)) < len(request.budgets):
         raise OptionError(f"--{request.quantity} has a number twice; give each once")
-    for one in per_budget(request):
-        if is_finished(one):
-            _refuse_other_options(one)
+    for single in per_budget(request):
+        if is_finished(single):
+            _refuse_other_options(single)
         else:
-            one.check()
+            single.check()
 
 
 def _refuse_other_options(request: MeetRequest) -> None:

@@ -55,11 +55,11 @@ def meet(request: MeetRequest, progress: Progress | None = None) -> tuple[Deriva
     with shared_cache(request.cache) as cache:
         shared = replace(request, cache=cache)
         requests, costs = per_budget(shared), open_costs(shared, once)
-        several, names = len(requests) > 1, [f"{one.quantity} {one.budgets[0]:.12g}" for one in requests]
+        several, names = len(requests) > 1, [f"{single.quantity} {single.budgets[0]:.12g}" for single in requests]
         if several:
-            _refuse_smallest([BudgetSearch(one, costs, once) for one in requests if not is_finished(one)])
+            _refuse_smallest([BudgetSearch(single, costs, once) for single in requests if not is_finished(single)])
         results: dict[str, Any] = {_COSTS: costs}
-        jobs = [Job(names[i], one, _met, (_COSTS, *names[i - 1 : i])) for i, one in enumerate(requests)]
+        jobs = [Job(names[i], single, _met, (_COSTS, *names[i - 1 : i])) for i, single in enumerate(requests)]
         with working_in(request.out, "the budgets that are not done") if several else nullcontext():
             for _ in run_here(jobs, results, once):
                 pass

@@ -78,7 +78,9 @@ def cost_of(out: str, states: Iterable[JobState], prices: HourPrices) -> FleetCo
     """Add up what jobs took, by stage and by board."""
     ended = [state for state in states if state.state in ("done", "failed")]
     named = {name: price for name, price in vars(prices).items() if price is not None}
-    of_stages = {stage: [one for one in ended if one.stage == stage] for stage in dict.fromkeys(s.stage for s in ended)}
+    of_stages = {
+        stage: [state for state in ended if state.stage == stage] for stage in dict.fromkeys(s.stage for s in ended)
+    }
     stages = tuple(_stage_cost(stage, of_stage, named) for stage, of_stage in of_stages.items())
     boards = sorted({state.board for state in ended if state.board is not None})
     dollars = sum(stage.dollars or 0 for stage in stages) if named else None

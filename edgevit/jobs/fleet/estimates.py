@@ -158,8 +158,8 @@ class TimeLeft:
 
     def percent(self) -> int:
         """The share of the time of this command that has passed."""
-        passed, left = self._clock() - self._began, self.left_s()
-        return 0 if left is None else round(100 * passed / max(passed + left, 0.1))
+        passed, remaining = self._clock() - self._began, self.left_s()
+        return 0 if remaining is None else round(100 * passed / max(passed + remaining, 0.1))
 
     def _failed(self, order: Sequence[Job[FleetJob, Any]]) -> dict[str, None]:
         """What jobs need that ended with an error, as if it were done; they end, too."""

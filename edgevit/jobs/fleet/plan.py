@@ -205,10 +205,10 @@ def _check(layout: PlanLayout, file: Path) -> None:
                 "that `edgevit cost` wrote"
             )
     for section, own in OWN_OPTIONS.items():
-        known = {option.field for option in options_of(REQUESTS[section])} - own
+        options = {option.field for option in options_of(REQUESTS[section])} - own
         for key in getattr(layout, section):
-            if key not in known:
-                raise JobsError(f"{file}: {section} has the unknown option {key!r}; {nearest(key, sorted(known))}")
+            if key not in options:
+                raise JobsError(f"{file}: {section} has the unknown option {key!r}; {nearest(key, sorted(options))}")
     for name, value in (("workers", layout.workers), ("threads", layout.threads)):
         if value is not None and value < 1:
             raise JobsError(f"{file}: {name} {value} is less than 1")
@@ -242,7 +242,7 @@ def _derivations(layout: PlanLayout, file: Path) -> list[DeriveJob]:
     shared = {key: getattr(layout, key) for key in JobsFile.model_fields if hasattr(layout, key)}
     derivations: list[DeriveJob] = []
     for name, base in bases.items():
-        own = {key: getattr(base, key) for key in BASE_KEYS}
+        of_base = {key: getattr(base, key) for key in BASE_KEYS}
         entries = [
             PlannedJob(name=f"{task}-{name}-{budget}-{method}", task=task, budget=budget, method=method)
             for task in tasks
@@ -253,8 +253,8 @@ def _derivations(layout: PlanLayout, file: Path) -> list[DeriveJob]:
             **{
                 **shared,
                 "methods": list(layout.methods),
-                **own,
-                "base": own["base"] or name,
+                **of_base,
+                "base": of_base["base"] or name,
                 "workers": 1,
                 "jobs": entries,
             }

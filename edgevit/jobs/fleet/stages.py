@@ -158,9 +158,9 @@ def _derive(job: FleetJob, progress: Progress) -> None:
     if folder.is_model and (record := folder.derivation()) and record.job in job.derivation.hashes():
         return
     if job.options:  # where a measured budget is met
-        given = {**job.derivation.arguments, **_paths(job.options), "out": job.model}
+        options = {**job.derivation.arguments, **_paths(job.options), "out": job.model}
         training = Training(**job.derivation.arguments["training"])
-        meet(request_of(MeetRequest, {**given, "training": training}, job.name), progress)
+        meet(request_of(MeetRequest, {**options, "training": training}, job.name), progress)
         return
     derive(job.derivation.request(resume=has_state(partial_folder(job.model))), progress)
 

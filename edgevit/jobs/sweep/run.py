@@ -83,13 +83,13 @@ class _Work:
 
     def point(self, folder: str, rate: float | None, derivation: DerivationRecord, part: JudgedPart) -> SweepPoint:
         """Export a model for the measurement, and give its point; the base's accuracy is in `derivation`."""
-        model, who = self.out / folder, "base_restricted" if rate is None else "derived"
+        model, model_name = self.out / folder, "base_restricted" if rate is None else "derived"
         self.progress.note(f"{folder}: export")
         current_export(FilesRequest(model=model, fp16=False, accuracy=False), self.progress)
         spec = ModelFolder(model).document()
         costs = (spec.macs, spec.params)
         if self.is_of_classes:
-            counts, judged = _counts(derivation, who, part), _judged(derivation, who)
+            counts, judged = _counts(derivation, model_name, part), _judged(derivation, model_name)
             return SweepPoint(
                 folder, rate, *counts, *costs, judged=judged, weights_sha256=spec.weights_sha256
             )  # fmt: skip
@@ -142,21 +142,21 @@ def _model(request: DeriveRequest, _: Results, progress: Progress) -> Derivation
     return record
 
 
-def _counts(derivation: DerivationRecord, who: str, part: JudgedPart) -> tuple[int, int]:
+def _counts(derivation: DerivationRecord, model_name: str, part: JudgedPart) -> tuple[int, int]:
     """The number of right images of a part, and of all its images."""
     if part == "validation":
         assert derivation.validation is not None
-        return getattr(derivation.validation, who), derivation.validation.images
-    test = getattr(derivation.accuracy, who)
+        return getattr(derivation.validation, model_name), derivation.validation.images
+    test = getattr(derivation.accuracy, model_name)
     return round(test.top1 * test.images), test.images
 
 
-def _judged(derivation: DerivationRecord, who: str) -> dict[JudgedPart, RightImages] | None:
+def _judged(derivation: DerivationRecord, model_name: str) -> dict[JudgedPart, RightImages] | None:
     """The right images by part; None: an older edgevit did not record them."""
     return (
         None
         if derivation.answers is None
-        else {part: getattr(answers, who) for part, answers in derivation.answers.items()}
+        else {part: getattr(answers, model_name) for part, answers in derivation.answers.items()}
     )
 
 
@@ -233,7 +233,7 @@ def _derived(record: Sweep, work: _Work) -> Sweep:
         for point in record.points
         if (work.out / point.folder).is_dir() and point.is_of(ModelFolder(work.out / point.folder))
     }
-    whys, rates = [], work.request.rates
+    reasons, rates = [], work.request.rates
     jobs = [Job(f"r{rate:.12g}", work.request.at(rate), _model) for rate in rates if rate not in done]
     for job, derivation in run_here(jobs, {}, work.progress, refusals=(BudgetError,)):
         rate = job.record.rate
@@ -246,7 +246,7 @@ def _derived(record: Sweep, work: _Work) -> Sweep:
             continue
         if isinstance(derivation, EdgeVitError):
             work.progress.warn(f"rate {rate:g} left out: {derivation}")
-            whys.append(f"rate {rate:g}: {derivation}")
+            reasons.append(f"rate {rate:g}: {derivation}")
             continue
         assert derivation.data is not None
         if None not in done:
@@ -268,8 +268,8 @@ def _derived(record: Sweep, work: _Work) -> Sweep:
         done = {point.rate: point for point in record.points}
         write_sweep(work.out, record)
     if not record.derived:
-        raise BudgetError(f"no model can be derived at any of the rates; {whys[-1]}")
-    settled = replace(_on_its_part(record, work.request.part), left_out=tuple(whys))
+        raise BudgetError(f"no model can be derived at any of the rates; {reasons[-1]}")
+    settled = replace(_on_its_part(record, work.request.part), left_out=tuple(reasons))
     if settled != record:
         write_sweep(work.out, settled)
     return settled

@@ -60,7 +60,6 @@ from edgevit.network.network import Network
 from edgevit.train.passes import Observer
 from edgevit.train.settings import usual_steps
 
-QUANTITIES = ("macs", "params", "ms", "mj")
 NEEDS_LABELS = False
 _RIDGES = (1e-4, 1e-2, 0.3)  # of the order of neurons and their refit, in units of the neurons' mean square
 _PROBE = 8  # FFN curves are scaled to the loss measured at 1 / _PROBE of the width

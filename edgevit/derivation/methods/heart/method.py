@@ -51,8 +51,6 @@ from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.records.model import BlockDims
 
-QUANTITIES = ("macs", "params", "ms", "mj")
-
 
 @dataclass(frozen=True)
 class Config:

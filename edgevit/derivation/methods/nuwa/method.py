@@ -54,7 +54,6 @@ from edgevit.numbers import COUNT, check_number
 from edgevit.records.model import HEAD_WIDTHS, WIDTHS
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 
-QUANTITIES = ("macs", "params", "ms", "mj")
 CUTS_DETECTORS = True
 _HEAD_BIAS = -100.0  # added to the logits of classes outside the task, where the head keeps them
 _ENERGY = 0.93  # share of the squared singular values that attention keeps, as published

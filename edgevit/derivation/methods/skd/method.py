@@ -19,7 +19,6 @@ from edgevit.derivation.solve.factorise import one_thread
 from edgevit.network.checkpoint import Model
 from edgevit.network.network import Network
 
-QUANTITIES = ("macs", "params", "ms", "mj")
 NEEDS_IMAGES = False
 
 

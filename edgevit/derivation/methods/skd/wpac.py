@@ -111,8 +111,8 @@ def feature_covariances(
         outputs.clear()
 
     passes.run(network, images, add, [(network.projections, see)], gradients=True, stage="statistics of features")
-    found = [[of_kind.covariance(passes.compute.sum).cpu() for of_kind in of_block] for of_block in sums]
-    return [(q + k, v) for q, k, v in found]
+    covariances = [[of_kind.covariance(passes.compute.sum).cpu() for of_kind in of_block] for of_block in sums]
+    return [(q + k, v) for q, k, v in covariances]
 
 
 class _FeatureSums:

@@ -49,7 +49,6 @@ from edgevit.records.model import HEAD_WIDTHS
 from edgevit.train.compute import Compute
 from edgevit.train.passes import observed
 
-QUANTITIES = ("macs", "params", "ms", "mj")
 CUTS_DETECTORS = True
 
 

@@ -150,9 +150,9 @@ def _resize_block(stage: SwinStage, block: Any, dims: BlockDims, *, qkv_bias: bo
 
 
 def resize(model: Any, dims: Sequence[BlockDims], names: Container[str] | None = None) -> None:
-    wanted = iter(dims)
+    remaining = iter(dims)
     for number, stage in enumerate(model.layers):
-        for i, (block, sizes) in enumerate(zip(stage.blocks, wanted, strict=False)):
+        for i, (block, sizes) in enumerate(zip(stage.blocks, remaining, strict=False)):
             block.shifted = sizes.shifted
             if names is None:
                 qkv_bias = block.attn is not None and block.attn.qkv.bias is not None
@@ -164,11 +164,11 @@ def resize(model: Any, dims: Sequence[BlockDims], names: Container[str] | None =
 def build(model: Any, weights_of_blocks: Sequence[Block]) -> Any:
     linear = [m for _, block in _blocks(model) for m in block.modules() if isinstance(m, nn.Linear)]
     slim: Any = bare_copy(model, linear)  # layers that will be replaced are not copied
-    wanted = iter(weights_of_blocks)
+    remaining = iter(weights_of_blocks)
     for stage in slim.layers:
         for block in stage.blocks:
-            _write(stage, block, next(wanted))
-    assert next(wanted, None) is None, "weights of more blocks"
+            _write(stage, block, next(remaining))
+    assert next(remaining, None) is None, "weights of more blocks"
     return slim
 
 
@@ -192,9 +192,11 @@ def with_embedding(
 
 
 def keep_blocks(model: Any, indices: Sequence[int]) -> None:
-    kept = [block for index, (_, block) in enumerate(_blocks(model)) if index in indices]
+    remaining_blocks = [block for index, (_, block) in enumerate(_blocks(model)) if index in indices]
     for stage in model.layers:
-        stage.blocks = nn.Sequential(*(block for block in stage.blocks if any(block is other for other in kept)))
+        stage.blocks = nn.Sequential(
+            *(block for block in stage.blocks if any(block is other for other in remaining_blocks))
+        )
 
 
 def make_classifiers(model: Any, classes: int) -> None:

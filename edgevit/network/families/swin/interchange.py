@@ -165,9 +165,9 @@ def named(state: Mapping[str, Tensor]) -> Weights:
     Of a detector those of its backbone are taken; the norm of its last output is the last norm.
     """
     notes, origin, rules = list[str](), "timm", list[Any]()
-    for first, (whose, program, names) in _FIRST.items():
+    for first, (source, program, names) in _FIRST.items():
         if any(name.endswith(first) for name in state):
-            notes, origin, rules = [f"the weights have {whose} names, and are read as timm's"], program, names
+            notes, origin, rules = [f"the weights have {source} names, and are read as timm's"], program, names
     state = _of_backbone(state, notes)
     if origin == "mmdetection":
         state = {name: _merged_as_timm(name, value) for name, value in state.items()}
@@ -214,8 +214,8 @@ def _of_backbone(state: Mapping[str, Tensor], notes: list[str]) -> Mapping[str, 
     if not norms or "norm.weight" in state:
         return state
     last = norms[-1].partition(".")[0]
-    kept = {name: value for name, value in state.items() if name not in norms}
-    return {**kept, **{f"norm.{part}": state[f"{last}.{part}"] for part in ("weight", "bias")}}
+    without_norms = {name: value for name, value in state.items() if name not in norms}
+    return {**without_norms, **{f"norm.{part}": state[f"{last}.{part}"] for part in ("weight", "bias")}}
 
 
 def _merged_as_timm(name: str, value: Tensor) -> Tensor:
@@ -256,8 +256,8 @@ def _shape_arguments(state: Mapping[str, Tensor]) -> TimmArguments:
         "depths": depths,
         "qkv_bias": any(name.endswith(".attn.qkv.bias") for name in state),
     }
-    if known := [table for table in tables if table is not None and table.ndim == 2]:  # an empty stage has any
-        of_stages = [known[0] if table is None else table for table in tables]
+    if bias_tables := [table for table in tables if table is not None and table.ndim == 2]:  # an empty stage has any
+        of_stages = [bias_tables[0] if table is None else table for table in tables]
         arguments["num_heads"] = [table.shape[1] for table in of_stages]
         windows = [(isqrt(len(table)) + 1) // 2 for table in of_stages]
         arguments["window_size"] = windows[0] if len(set(windows)) == 1 else windows
