@@ -100,7 +100,7 @@ def _plan(root: Path) -> object:
 
 
 def _stated(root: Path) -> object:
-    from edgevit.exporting.stated import stated_preprocessing
+    from edgevit.exporting.imported.stated import stated_preprocessing
     from edgevit.records.release import read_release
 
     return stated_preprocessing(root / "o" / "model.onnx", {}, {}, read_release(root / "o"))
@@ -195,7 +195,7 @@ def _make_imported(root: Path) -> None:
     """The folder of an ONNX file that edgevit did not make; beside it lies what transformers would have put there."""
     from foreign_onnx import PREPARED, write_vit
 
-    from edgevit.exporting.importing import imported
+    from edgevit.exporting.imported.importing import imported
     from edgevit.exporting.request import FilesRequest
 
     imported(FilesRequest(model=write_vit(root / "other.onnx", depth=1), out=root / "o", preprocessing=PREPARED))

@@ -22,7 +22,7 @@ from edgevit.engines.request import ExportRequest
 from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.exporting.current import current_export
 from edgevit.exporting.images import Judging
-from edgevit.exporting.importing import imported
+from edgevit.exporting.imported.importing import imported
 from edgevit.exporting.losses import LEAST_IMAGES
 from edgevit.exporting.onnx import judging_images, note_class_order, open_model_source
 from edgevit.exporting.request import QUANTISED_OPSET

@@ -1,15 +1,16 @@
 """Write the ONNX files of a model folder and check that they equal the model: parity, accuracy, fused attention.
 
-`onnx` is the command and `source` the model that it writes; `graph` writes a file and `session` runs one; `precision`,
-`padding`, `gates` and `fusion` have one kind of change or check each; `images` opens the images of an evaluation and
-`evaluate` runs it; `current` reuses an export that is up to date, and `variants` adds files that only some boards need.
-
-An ONNX file that edgevit did not write is imported as a source, too: `reading` checks it, `stated` collects its
-preprocessing, `structure` recognises its norms, attentions and blocks, `importing` writes its folder, and `imported`
-opens it. `halving` converts a graph to fp16.
-
-A file in INT8 is made by `int8`: `calibrating` watches the inputs of its `linear` layers, `rounding` prepares their
-weights, `quantising` inserts Q/DQ, and `losses` says what is lost.
+onnx         `edgevit export`; `request` has its options, `current` reuses an export that is up to date
+source       what is written: the network of a model folder, or an imported file
+graph        write a file; `halving` converts it to fp16, `precision` chooses what stays in fp32
+variants     additional files that some boards need; `whole`: a detector with all that follows its backbone
+gates        the checks of a file against the model; `fusion` counts fused attentions
+session      run a file in ONNX Runtime
+evaluate     `edgevit evaluate`; `images` opens its images, `targets` its maps; `probes` judges features
+losses       what a changed file loses against fp32; `mistakes`: images that a model classifies wrongly
+imported/    files that edgevit did not write
+int8         a file in INT8: `calibrating` watches the inputs of its `linear` layers, `rescaling` and `quantising` change
+             the graph
 
 To add a check, write a function that raises ExportError and returns its part of export.json, and call it in `onnx`.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgevit.errors import ExportError
-from edgevit.exporting.importing import batch_and_opset, imported
+from edgevit.exporting.imported.importing import batch_and_opset, imported
 from edgevit.exporting.onnx import export_files
 from edgevit.exporting.request import FilesRequest
 from edgevit.progress import Progress, Silent

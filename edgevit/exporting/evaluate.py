@@ -23,7 +23,7 @@ from edgevit.data.splitting import PARTS
 from edgevit.data.task import Split
 from edgevit.errors import CheckpointError, DataError, ModelError, OptionError
 from edgevit.exporting.images import Judging, Subject, data_record, open_judging, subject_of
-from edgevit.exporting.imported import open_imported
+from edgevit.exporting.imported.source import open_imported
 from edgevit.exporting.probes import Labelled, probe_features, read_features
 from edgevit.exporting.request import ONNX, JudgeRequest, Part
 from edgevit.exporting.session import OUTPUT_KIND, OnnxModel

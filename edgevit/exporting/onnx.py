@@ -24,11 +24,11 @@ from edgevit.exporting.gates import OPERATORS, check_accuracy, check_graph, chec
 from edgevit.exporting.graph import IDS, INPUT, save_graph
 from edgevit.exporting.halving import halve
 from edgevit.exporting.images import Judging, Subject, data_record, open_judging, subject_of
-from edgevit.exporting.imported import open_imported, subject_of_imported
-from edgevit.exporting.importing import batch_and_opset, imported
+from edgevit.exporting.imported.importing import batch_and_opset, imported
+from edgevit.exporting.imported.reading import QUANTISED
+from edgevit.exporting.imported.source import open_imported, subject_of_imported
 from edgevit.exporting.int8 import calibrated
 from edgevit.exporting.precision import format_overflow, needs_fp32
-from edgevit.exporting.reading import QUANTISED
 from edgevit.exporting.request import FilesRequest, Tolerances
 from edgevit.exporting.session import OnnxModel, find_runtime
 from edgevit.exporting.source import Form, ModelSource, Source, input_size, open_model, usage_metadata

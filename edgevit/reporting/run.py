@@ -148,7 +148,7 @@ def _judge_files(files: Sequence[Path], evidence: Evidence, progress: Progress) 
 
     Raises:
         OptionError: the models were judged on no images of classes, or on several sets of them.
-        EdgeVitError: as `edgevit.exporting.ready_made.judge_ready_made` raises.
+        EdgeVitError: as `edgevit.exporting.imported.ready_made.judge_ready_made` raises.
     """
     judged = {
         task_of(m).images_key: (m.derivation.data, m.document.preprocessing)
@@ -171,7 +171,7 @@ def _judge_files(files: Sequence[Path], evidence: Evidence, progress: Progress) 
         document = folder.imported() if folder.is_imported else None
         if document is not None and document.file_sha256 == sha256 and document.is_judged_on(data):
             continue
-        from edgevit.exporting.ready_made import judge_ready_made
+        from edgevit.exporting.imported.ready_made import judge_ready_made
 
         judge_ready_made(file, folder, data, preprocessing, progress)
     return folders

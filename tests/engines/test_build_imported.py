@@ -24,7 +24,7 @@ from edgevit.engines.build import build_engine
 from edgevit.engines.request import EvaluateRequest, ExportRequest
 from edgevit.engines.run import evaluate, evaluate_engine, export
 from edgevit.errors import EngineError, ExportError
-from edgevit.exporting.imported import open_imported
+from edgevit.exporting.imported.source import open_imported
 from edgevit.exporting.source import Form
 from edgevit.records.engine import EngineRecord
 from edgevit.records.export import ExportedFile

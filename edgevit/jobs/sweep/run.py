@@ -21,8 +21,8 @@ from edgevit.derivation.session.in_memory import IN_MEMORY, as_files
 from edgevit.derivation.session.resolved import versions
 from edgevit.errors import BudgetError, DataError, EdgeVitError, SweepError
 from edgevit.exporting.current import current_export
+from edgevit.exporting.imported.ready_made import check_classifier, judge_ready_made
 from edgevit.exporting.probes import Labelled, probe_answers, read_features
-from edgevit.exporting.ready_made import check_classifier, judge_ready_made
 from edgevit.exporting.request import FilesRequest, ready_made_files
 from edgevit.exporting.session import find_runtime
 from edgevit.jobs.folder import working_in

@@ -15,7 +15,7 @@ from tiny_cnn import write_cnn
 from edgevit.data.task import open_task
 from edgevit.engines.run import evaluate
 from edgevit.errors import CheckpointError, DataError, EdgeVitError, ExportError, OptionError, OutputError
-from edgevit.exporting.ready_made import check_classifier, judge_ready_made
+from edgevit.exporting.imported.ready_made import check_classifier, judge_ready_made
 from edgevit.records.derivation import DataRecord
 from edgevit.records.imported import ImportedDocument
 from edgevit.records.model_folder import ModelFolder
@@ -77,7 +77,7 @@ def test_the_judgement_is_kept_with_the_file(files: Path, data: DataRecord, tmp_
 
 
 def test_a_file_that_was_imported_before_is_judged_where_it_lies(files: Path, data: DataRecord, tmp_path: Path) -> None:
-    from edgevit.exporting.importing import imported
+    from edgevit.exporting.imported.importing import imported
     from edgevit.exporting.request import FilesRequest
 
     file = Path(shutil.copy(files / "all.onnx", tmp_path))

@@ -13,11 +13,11 @@ from edgevit.data.neighbours import near_chance
 from edgevit.data.sources import open_source
 from edgevit.data.task import Split, reopen
 from edgevit.errors import CheckpointError, DataError, OutputError
-from edgevit.exporting.importing import import_file
-from edgevit.exporting.reading import check_nodes, read_file, read_interface
+from edgevit.exporting.imported.importing import import_file
+from edgevit.exporting.imported.reading import check_nodes, read_file, read_interface
+from edgevit.exporting.imported.widening import widen
 from edgevit.exporting.request import FilesRequest
 from edgevit.exporting.session import OnnxModel
-from edgevit.exporting.widening import widen
 from edgevit.network.output import Logits
 from edgevit.progress import Progress
 from edgevit.records.answers import RightImages

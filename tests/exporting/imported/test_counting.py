@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tiny_cnn import write_cnn
 
-from edgevit.exporting.counting import count_macs, count_params
-from edgevit.exporting.importing import import_file
+from edgevit.exporting.imported.counting import count_macs, count_params
+from edgevit.exporting.imported.importing import import_file
 from edgevit.exporting.request import FilesRequest
 from edgevit.progress import Silent
 from edgevit.records.export import ExportRecord

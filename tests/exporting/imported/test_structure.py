@@ -9,8 +9,8 @@ import onnx_ir as ir
 import pytest
 from foreign_onnx import write_vit
 
-from edgevit.exporting.importing import simplified
-from edgevit.exporting.structure import Structure, find_structure, name_nodes
+from edgevit.exporting.imported.importing import simplified
+from edgevit.exporting.imported.structure import Structure, find_structure, name_nodes
 from edgevit.records.export import ExportRecord
 
 NORMS = ("blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2", "head.norm1")

@@ -15,8 +15,8 @@ from foreign_onnx import PREPARED, write_vit
 from onnx import numpy_helper
 
 from edgevit.errors import CheckpointError, ExportError, OptionError
-from edgevit.exporting.imported import ImportedSource, open_imported
-from edgevit.exporting.importing import imported
+from edgevit.exporting.imported.importing import imported
+from edgevit.exporting.imported.source import ImportedSource, open_imported
 from edgevit.exporting.precision import needs_fp32
 from edgevit.exporting.request import FilesRequest
 from edgevit.exporting.session import OnnxModel

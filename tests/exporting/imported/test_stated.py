@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgevit.errors import CheckpointError, OptionError
-from edgevit.exporting.stated import stated_preprocessing
+from edgevit.exporting.imported.stated import stated_preprocessing
 from edgevit.records.release import read_release
 
 GIVEN: dict[str, Any] = {

@@ -22,11 +22,11 @@ from onnxscript import optimizer
 from edgevit.data.assumptions import assumptions, order_line
 from edgevit.data.classes import label_names
 from edgevit.errors import CheckpointError, ExportError, OptionError, OutputError
-from edgevit.exporting.counting import count_macs, count_params
 from edgevit.exporting.evaluate import open_onnx
 from edgevit.exporting.graph import INPUT, exporter_boundary, plain_shapes
 from edgevit.exporting.images import Judging, Subject, open_judging
-from edgevit.exporting.reading import (
+from edgevit.exporting.imported.counting import count_macs, count_params
+from edgevit.exporting.imported.reading import (
     Interface,
     check_nodes,
     precision_in,
@@ -36,11 +36,11 @@ from edgevit.exporting.reading import (
     resolve_size,
     select_output,
 )
+from edgevit.exporting.imported.stated import stated_preprocessing
+from edgevit.exporting.imported.structure import Structure, find_structure, name_nodes
+from edgevit.exporting.imported.widening import widen
 from edgevit.exporting.request import FilesRequest
 from edgevit.exporting.session import DTYPES, open_session, refuse_huge, runtime_boundary
-from edgevit.exporting.stated import stated_preprocessing
-from edgevit.exporting.structure import Structure, find_structure, name_nodes
-from edgevit.exporting.widening import widen
 from edgevit.network.output import Logits, columns_of
 from edgevit.progress import Progress, Silent
 from edgevit.records.export import Batch

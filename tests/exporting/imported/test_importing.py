@@ -19,7 +19,7 @@ from edgevit.board.models import find_file
 from edgevit.engines.run import evaluate, export
 from edgevit.errors import CheckpointError, DataError, OptionError, OutputError, UnknownNameError
 from edgevit.exporting.current import current_export
-from edgevit.exporting.importing import batch_and_opset, imported
+from edgevit.exporting.imported.importing import batch_and_opset, imported
 from edgevit.exporting.request import FilesRequest
 from edgevit.exporting.session import OnnxModel
 from edgevit.records.model_folder import ModelFolder

@@ -9,7 +9,7 @@ import onnx
 from foreign_onnx import write_vit
 from onnx import TensorProto, helper, numpy_helper
 
-from edgevit.exporting.widening import widen
+from edgevit.exporting.imported.widening import widen
 
 
 def test_weights_stay_to_the_last_bit_and_every_type_is_fp32(tmp_path: Path) -> None:

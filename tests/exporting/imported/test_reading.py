@@ -11,7 +11,7 @@ from foreign_onnx import write_vit
 from onnx import TensorProto, helper
 
 from edgevit.errors import CheckpointError, EdgeVitError, ExportError, OptionError
-from edgevit.exporting.reading import check_nodes, read_file, read_interface, resolve_batch, resolve_size
+from edgevit.exporting.imported.reading import check_nodes, read_file, read_interface, resolve_batch, resolve_size
 
 
 @pytest.fixture(scope="module")
