@@ -139,9 +139,9 @@ def rows_of_case(case: str, folder: Path, cache: Path, methods: Sequence[str]) -
 
     from edgevit.exporting.halving import halve
     from edgevit.exporting.images import open_judging
-    from edgevit.exporting.int8 import calibrated, predicted
+    from edgevit.exporting.int8.quantising import quantise
+    from edgevit.exporting.int8.write import calibrated, predicted
     from edgevit.exporting.onnx import open_model_source
-    from edgevit.exporting.quantising import quantise
     from edgevit.exporting.request import Calibration, GateTolerances
     from edgevit.progress import Silent
 

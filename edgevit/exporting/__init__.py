@@ -9,8 +9,7 @@ session      run a file in ONNX Runtime
 evaluate     `edgevit evaluate`; `images` opens its images, `targets` its maps; `probes` judges features
 losses       what a changed file loses against fp32; `mistakes`: images that a model classifies wrongly
 imported/    files that edgevit did not write
-int8         a file in INT8: `calibrating` watches the inputs of its `linear` layers, `rescaling` and `quantising` change
-             the graph
+int8/        files in INT8
 
 To add a check, write a function that raises ExportError and returns its part of export.json, and call it in `onnx`.
 """

@@ -27,7 +27,7 @@ from edgevit.exporting.images import Judging, Subject, data_record, open_judging
 from edgevit.exporting.imported.importing import batch_and_opset, imported
 from edgevit.exporting.imported.reading import QUANTISED
 from edgevit.exporting.imported.source import open_imported, subject_of_imported
-from edgevit.exporting.int8 import calibrated
+from edgevit.exporting.int8.write import calibrated
 from edgevit.exporting.precision import format_overflow, needs_fp32
 from edgevit.exporting.request import FilesRequest, Tolerances
 from edgevit.exporting.session import OnnxModel, find_runtime

@@ -13,7 +13,7 @@ import torch
 from edgevit.errors import UnsupportedModelError
 from edgevit.exporting.graph import save_graph, trace
 from edgevit.exporting.halving import convert, halve
-from edgevit.exporting.quantising import quantise
+from edgevit.exporting.int8.quantising import quantise
 from edgevit.network.anatomy import Attention, BlockDims, Ffn, check_all_pass
 from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network

@@ -12,8 +12,8 @@ from small_models import write_derived
 
 from edgevit.board.models import find_file
 from edgevit.errors import ExportError, OptionError, UnknownNameError
-from edgevit.exporting import quantising
 from edgevit.exporting.current import current_export
+from edgevit.exporting.int8 import quantising
 from edgevit.exporting.onnx import export_files
 from edgevit.exporting.request import Calibration, FilesRequest
 from edgevit.network.checkpoint import Model, load, save

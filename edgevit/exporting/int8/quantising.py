@@ -18,10 +18,10 @@ from onnx_ir.passes import common as passes
 from torch import Tensor
 
 from edgevit.errors import ExportError
-from edgevit.exporting.calibrating import STEPS, Inputs, add_moments, halves, step_of, watch_inputs
 from edgevit.exporting.imported.reading import QUANTISED
-from edgevit.exporting.linear import LINEAR, Linear, find_linear, read_constant, write_constant
-from edgevit.exporting.rescaling import rescale
+from edgevit.exporting.int8.calibrating import STEPS, Inputs, add_moments, halves, step_of, watch_inputs
+from edgevit.exporting.int8.linear import LINEAR, Linear, find_linear, read_constant, write_constant
+from edgevit.exporting.int8.rescaling import rescale
 
 # The scale and zero point of each input and weight by its name, as ONNX Runtime's quantiser takes them.
 _Steps = dict[str, Any]

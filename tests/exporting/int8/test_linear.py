@@ -7,7 +7,7 @@ import torch
 from small_models import random_base
 
 from edgevit.exporting.graph import trace
-from edgevit.exporting.linear import find_linear, read_constant
+from edgevit.exporting.int8.linear import find_linear, read_constant
 
 NAMES = ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"]
 

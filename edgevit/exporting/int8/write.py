@@ -16,10 +16,10 @@ from torch import Tensor
 
 from edgevit.data.task import Split, Task
 from edgevit.errors import ExportError
-from edgevit.exporting.calibrating import fits
 from edgevit.exporting.images import Judging
+from edgevit.exporting.int8.calibrating import fits
+from edgevit.exporting.int8.quantising import Quantised, quantise
 from edgevit.exporting.losses import by_class, expected_losses, least_mean, proven_loss
-from edgevit.exporting.quantising import Quantised, quantise
 from edgevit.exporting.request import Calibration, GateTolerances
 from edgevit.exporting.session import GraphModel
 from edgevit.network.output import Logits, Output

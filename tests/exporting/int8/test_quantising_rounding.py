@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from edgevit.exporting.calibrating import STEPS, Inputs
-from edgevit.exporting.quantising import round_weight, weight_steps
+from edgevit.exporting.int8.calibrating import STEPS, Inputs
+from edgevit.exporting.int8.quantising import round_weight, weight_steps
 
 
 def test_weights_rounded_together_lose_less_of_the_outputs_and_stay_on_the_grid() -> None:

@@ -15,8 +15,8 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from edgevit.exporting.calibrating import STEPS, Inputs
-from edgevit.exporting.linear import Linear, is_own, read_constant, write_constant
+from edgevit.exporting.int8.calibrating import STEPS, Inputs
+from edgevit.exporting.int8.linear import Linear, is_own, read_constant, write_constant
 
 _EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of ranges of inputs and of weights, in a scale
 _HALF_ROUNDING = 2.0**-11  # the largest relative error of a number of fp16

@@ -9,12 +9,12 @@ import torch
 from small_models import random_base
 from torch import nn
 
-from edgevit.exporting import rescaling
-from edgevit.exporting.calibrating import STEPS, watch_inputs
 from edgevit.exporting.graph import trace
-from edgevit.exporting.int8 import predicted
-from edgevit.exporting.linear import find_linear
-from edgevit.exporting.rescaling import choose_scale, rescale, rounding_error
+from edgevit.exporting.int8 import rescaling
+from edgevit.exporting.int8.calibrating import STEPS, watch_inputs
+from edgevit.exporting.int8.linear import find_linear
+from edgevit.exporting.int8.rescaling import choose_scale, rescale, rounding_error
+from edgevit.exporting.int8.write import predicted
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

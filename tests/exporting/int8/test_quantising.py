@@ -10,8 +10,8 @@ import torch
 from small_models import random_base
 
 from edgevit.exporting.graph import trace
-from edgevit.exporting.int8 import predicted
-from edgevit.exporting.quantising import Quantised, quantise
+from edgevit.exporting.int8.quantising import Quantised, quantise
+from edgevit.exporting.int8.write import predicted
 
 IMAGES = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

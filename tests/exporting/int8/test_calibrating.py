@@ -7,9 +7,9 @@ import torch
 from small_models import random_base
 
 from edgevit.errors import ExportError
-from edgevit.exporting.calibrating import BINS, RANGES, STEPS, Inputs, add_moments, halves, step_of, watch_inputs
 from edgevit.exporting.graph import trace
-from edgevit.exporting.linear import find_linear, write_constant
+from edgevit.exporting.int8.calibrating import BINS, RANGES, STEPS, Inputs, add_moments, halves, step_of, watch_inputs
+from edgevit.exporting.int8.linear import find_linear, write_constant
 from edgevit.exporting.request import METHODS
 
 
