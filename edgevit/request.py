@@ -88,7 +88,7 @@ class RequestOption:
 
     @property
     def name(self) -> str:
-        """As it is typed: --skip-bad-images."""
+        """The option as it is typed: --skip-bad-images."""
         return self.option.name or "--" + self.field.replace("_", "-")
 
     @property
@@ -97,7 +97,7 @@ class RequestOption:
 
     @property
     def typed(self) -> type:
-        """What the command line makes of one text: the first plain type that the field may have, or hold."""
+        """The type to which the command line converts one text: the first plain type of the field or its entries."""
         if self.option.read is not None:
             return str
         plain = next((kind for kind in (self.kind, *get_args(self.kind)) if kind in _PLAIN), str)
@@ -187,7 +187,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _whole(value: Any, kind: Any, context: str) -> Any:
-    """A record that was given as a whole; OptionError if it is none of its kind."""
+    """Return a record that was given as a whole; OptionError if it is of another type."""
     if is_dataclass(kind) and not isinstance(value, cast("type", kind)):
         name = cast("type", kind).__name__
         raise OptionError(f"{context} as {name}, and was given {value!r}; or give the options of {name} by their names")
@@ -230,7 +230,7 @@ def _from_text(text: str, read: Callable[[Any, Given], Any] | None, hint: Any, k
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """What may have been meant, as the end of a message."""
+    """Suggest the nearest name, as the end of a message; without one list the known names."""
     close = get_close_matches(shortened(name, LONGEST_NAME), names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 

@@ -1,4 +1,4 @@
-"""Which edgevit this is, and on which processor: what tells results apart that were made with the same arguments.
+"""The version of edgevit, and the processor: with the same arguments, results may differ by them.
 
 Every record says the first: a version alone does not tell two states of a checkout apart.
 """

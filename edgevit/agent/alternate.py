@@ -50,7 +50,7 @@ class _Visited:
 
     @property
     def done(self) -> float:
-        """How much of the samples and of the duration there is; 1 is all."""
+        """The share of the samples and of the duration that has been measured, from 0 to 1."""
         duration_ns = self.request.duration_s * 1e9
         return min(1.0, len(self.latencies) / max(self.request.samples, 1), self.wall_ns / max(duration_ns, 1))
 
@@ -68,7 +68,7 @@ class _Visited:
         self.wall_ns += wall_ns
 
     def _lasting(self, nanoseconds: int) -> int:
-        """How many inferences take so long."""
+        """The number of inferences that take this time."""
         return max(1, round(nanoseconds / self.fastest_ns))
 
     def _read_gpu_time(self) -> None:

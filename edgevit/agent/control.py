@@ -55,7 +55,7 @@ _Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class FoundSettings:
-    """How the board was before the first change, and the mode that was then set."""
+    """The settings of the board before the first change, and the mode that was set."""
 
     mode: int | None  # None: it is not changed
     set_mode: int | None
@@ -148,7 +148,7 @@ def can_control(root: str) -> bool:
 
 
 def restore_folder(root: str) -> Path:
-    """Where it is kept how the board was: on a board one place, whatever XDG_CACHE_HOME says.
+    """The folder with the record of the board's settings: on a board always the same, whatever XDG_CACHE_HOME says.
 
     sudo lets jetson_clocks use only the file that setup.sh has written down, which knows the user and no environment.
     """
@@ -433,6 +433,6 @@ def _run(command: Sequence[str], guardian: Guardian | None) -> tuple[int, str]:
 
 
 def _last_line(output: str) -> str:
-    """What is worth telling of it: that a reboot is wanted, which other lines follow, or else its last line."""
+    """The line that asks for a reboot, or else the last line."""
     lines = output.splitlines()
     return repr(next((line for line in lines if "reboot" in line.lower()), lines[-1])) if lines else "nothing"

@@ -1,4 +1,4 @@
-"""What speaks against a run: doubts, each with something to try, and reasons for which its numbers are void."""
+"""Judge a run: doubts, each with something to try, and reasons for which its numbers are void."""
 
 from __future__ import annotations
 

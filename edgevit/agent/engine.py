@@ -291,7 +291,7 @@ def _unreadable(parser: Any, log: Any) -> str:
 
 
 def _set_precision(trt: Any, network: Any, config: Any, precision: str, fp32_layers: Sequence[str]) -> None:
-    """Where types come from the file, check that they did; else allow fp16, but for the layers that must not use it."""
+    """Check the types if they come from the file; else allow fp16, except in the layers that must not use it."""
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     if _strongly_typed(trt):
         halves = any(layer.get_output(j).dtype == trt.float16 for layer in layers for j in range(layer.num_outputs))

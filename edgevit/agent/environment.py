@@ -38,7 +38,7 @@ def describe_environment(root: str) -> dict[str, str]:
 
 
 def _jetson(root: str) -> dict[str, str | None]:
-    """What sets one Jetson apart from another; nothing on other machines."""
+    """The facts in which Jetsons differ; nothing on other machines."""
     module, l4t = jetson.identify(root), jetson.l4t(root)
     if not module["part"] and not l4t:  # a container may hide the first, and a Jetson of another maker not tell it
         return {}

@@ -14,7 +14,7 @@ from .runners import RunnerError
 
 
 def cache_folder() -> str:
-    """The same folder that the host's shell commands name."""
+    """The folder of edgevit's files on this machine; the host's shell commands name the same."""
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "edgevit")
 
 

@@ -64,7 +64,7 @@ class CurrentMode(TypedDict):
 
 
 class PowerModeLimits(TypedDict):
-    """A mode of the board's table; a limit of None is none: what the hardware can do."""
+    """A mode of the board's table. A limit of None: only the hardware limits it."""
 
     id: int
     name: str

@@ -127,7 +127,7 @@ def make_run(
 
 
 def import_requirements(runner: ModuleType) -> None:
-    """Import what the runner needs: the first thing to be missing on a bare machine, and no part of loading a model."""
+    """Import what the runner needs, which a bare machine often lacks; this is not counted as loading a model."""
     for name in runner.REQUIRES:
         try:
             import_onnxruntime() if name == "onnxruntime" else import_module(name)

@@ -274,7 +274,7 @@ class Run:
         return None if power is None else power / self.images_per_second()
 
     def net_energy_per_image_mj(self) -> float | None:
-        """The same less what the module draws when it is idle."""
+        """As `energy_per_image_mj`, minus the energy that the idle module takes in that time."""
         power, idle = self.power_mw(), self.idle_power_mw()
         return None if power is None or idle is None else (power - idle) / self.images_per_second()
 
@@ -289,7 +289,7 @@ class Run:
         return sum(self.gpu_load_permille) / len(self.gpu_load_permille) / 1000
 
     def use(self) -> str:
-        """How inferences followed each other, and where each began; runs of different use are not comparable."""
+        """How the model was used: end to end, with a period or alternately. Only runs of one use are compared."""
         words = [
             *(["end to end"] if self.parts_ns else []),
             *([f"one per {self.period_ns / 1e6:g} ms"] if self.period_ns else []),
@@ -411,7 +411,7 @@ def _check_types(kind: type, data: Dict[str, Any]) -> None:
 
 
 def _check_of(annotation: str) -> Callable[[Any], bool]:
-    """What says whether a value fits an annotation."""
+    """A function that says whether a value fits an annotation."""
     if annotation in _PLAIN:
         return _PLAIN[annotation]
     if annotation.endswith(" | None"):

@@ -353,11 +353,11 @@ class _Partners:
                 self._groups[alike.shape, use, alike.name].append(alike)
 
     def of_use(self, group: _Group) -> list[_Group]:
-        """Groups of equal batch size, streams and use; if none has this use, all: the comparison then names it."""
+        """Groups of equal batch size, streams and use; if none has this use, those of any use."""
         return self._groups.get((group.shape, self._use(group)), [])
 
     def of_name(self, group: _Group) -> list[_Group]:
-        """Groups as in `of_use` of the same model; if there is none, of every model."""
+        """Those of `of_use` that are of the same model; if there are none, all of them."""
         return self._groups.get((group.shape, self._use(group), group.name)) or self.of_use(group)
 
     def _use(self, group: _Group) -> str | None:

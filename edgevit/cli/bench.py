@@ -171,7 +171,7 @@ def next_command(context: typer.Context, models: Sequence[Path], output: Path | 
 
 
 def _against_base(context: typer.Context, model: Path) -> str | None:
-    """The same bench of a derived model and its base in turns, and how to write the base; None: not a derived model."""
+    """Commands that write the base of a derived model and bench both in turns; None: it is not a derived model."""
     from shlex import join
 
     origin = _derived_from(model)

@@ -48,7 +48,7 @@ class PrecisionLevel:
 
     @property
     def label(self) -> str:
-        """As part of a file name."""
+        """The level as a part of a file name."""
         norms = ".norms32" if self.norms else ""
         blocks = ".blocks32-" + "-".join(map(str, self.blocks)) if self.blocks else ""
         return self.precision + norms + blocks

@@ -82,7 +82,7 @@ def loss(per_class: Mapping[str, ClassResult], tolerances: GateTolerances, place
 
 
 def least_mean(losses: Tensor, comparisons: int = 1) -> float:
-    """What the mean of such losses [images] surely exceeds, where so many means are tested at once; 0 at the least."""
+    """A bound that the mean of losses [images] surely exceeds, with `comparisons` means tested at once; at least 0."""
     if len(losses) < 2:
         return 0.0
     exact, error = losses.double(), NormalDist().inv_cdf(1 - (1 - _SURE) / comparisons)

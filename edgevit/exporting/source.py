@@ -80,7 +80,7 @@ class Source(Protocol):
         """Measure on images [B, C, H, W] what overflows in fp16; see `precision.check_range`."""
 
     def padded(self) -> tuple[Source, Padding]:
-        """The same function with padded heads that fuse, and the changes."""
+        """A source of the same function whose heads are padded so that they fuse, and a record of the padding."""
 
     @property
     def origin(self) -> dict[str, str]:
@@ -215,7 +215,7 @@ def padded_width(dims: BlockDims) -> int:
 
 
 def _pad_block(block: Block) -> Block:
-    """The same function with a fusable attention."""
+    """A block of the same function whose attention is padded so that it fuses."""
     if block.attention is None:
         return block
     width = padded_width(block.dims)

@@ -79,7 +79,7 @@ def packed_input(path: str) -> bytes:
 
 
 def outputs_at_home(paths: Sequence[str]) -> Outputs:
-    """What is there of the outputs of a job."""
+    """Read the outputs of a job that exist here."""
     files = sorted(_files(paths, Path()))
     return Outputs(tuple(paths), {file: file_sha256(Path(file)) for file in files}, packed_files(files, Path()))
 

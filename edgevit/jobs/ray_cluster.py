@@ -184,7 +184,7 @@ class _Cluster:
         self._ray.shutdown()
 
     def workers(self, jobs: Sequence[Job[Any, Any]]) -> int:
-        """How many jobs the cluster does at a time: where some use GPUs, not more than it has."""
+        """The number of jobs that the cluster does at a time: if some use GPUs, at most its number of GPUs."""
         workers = int(self._resources.get("CPU", 1)) // self._threads
         if any(job.on_gpu for job in jobs):
             workers = min(workers, int(self._resources.get("GPU", workers)))
@@ -373,7 +373,7 @@ def _look(path: str) -> tuple[str, bool]:
 
 
 def _other_version(node: str, installed: str, version: str) -> str:
-    """What is wrong with the edgevit of a node; empty: it is that of the command."""
+    """How the edgevit of a node differs from that of the command; empty: it does not."""
     if installed == version:
         return ""
     return f"{node} has edgevit {installed}, and the command {version}; install the same on all nodes"

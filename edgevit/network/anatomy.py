@@ -69,7 +69,7 @@ class Fold:
         return (encode @ exact).to(weight)
 
     def write_bias(self, bias: Tensor, encode: Tensor) -> Tensor:
-        """The same for a bias: [d'] of [d]."""
+        """Output bias for tokens in the new basis: [d'] of [d]."""
         return self.write(bias.unsqueeze(-1), encode).squeeze(-1)
 
 

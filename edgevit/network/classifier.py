@@ -32,12 +32,12 @@ def depths_in(network: Network) -> tuple[int, ...]:
 
 
 def tokens_of(network: Network) -> TokenOutput | None:
-    """What the head of a network reads of its tokens; None: what timm pools."""
+    """The tokens that the head of a network reads; None: timm's pooled token."""
     return network.module.tokens if isinstance(network.module, Depths) else chosen_tokens(network.module)
 
 
 def pooled_place(network: Network) -> slice | None:
-    """Where what timm pools is among the class token and the mean of the patches; None: a head cannot read both."""
+    """The part of [class token, mean of the patches] that timm pools; None: a head cannot read both of them."""
     return pooled_part(network.module) if network.family_name == "vit" else None
 
 

@@ -166,7 +166,7 @@ class Geometry:
         return replace(self, outputs=classes * self.classifier_heads)
 
     def with_embed(self, embed: int) -> Geometry:
-        """The same with another embedding width, of one stage, without biases that a change of width may add."""
+        """A geometry of one stage with another embedding width, without biases that a change of width may add."""
         if embed == self.embed:
             return self
         (stage,) = self.stages

@@ -128,7 +128,7 @@ class Network(nn.Module):
         return columns_of(self.output)
 
     def with_columns(self, columns: Sequence[int]) -> Network:
-        """The same module, of whose logits those of these columns count."""
+        """A network of the same module whose output is the logits of these columns."""
         return Network(self.module, self.family, Logits(tuple(columns)))
 
     # -- padding

@@ -24,7 +24,7 @@ class Output(Protocol):
 
     @property
     def noun(self) -> str:
-        """What its values are called, and the tensor of an exported file."""
+        """The name of its values, and of the output tensor of an exported file."""
 
     def of(self, outputs: Tensor) -> Tensor:
         """The part [B, ...] of a network's outputs [B, ...] that counts."""
@@ -36,7 +36,7 @@ class Output(Protocol):
         """A scalar whose gradients g in the outputs that count have E[g g^T] = H for each image."""
 
     def divergence(self, reference: Tensor, outputs: Tensor) -> Tensor:
-        """How far the outputs of a batch are from those of a reference: [B], zero where they are equal."""
+        """The distance of the outputs of a batch from those of a reference: [B], zero where they are equal."""
 
     def imitation(self, reference: Tensor, outputs: Tensor, temperature: float) -> Tensor:
         """The loss of a batch whose outputs are to become those of a reference: a scalar."""

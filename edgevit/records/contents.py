@@ -1,4 +1,4 @@
-"""What a request names by its path, by its content: the same path may hold something else the next time."""
+"""Hashes of the files that a request names: the same path may have another content the next time."""
 
 from __future__ import annotations
 

@@ -92,12 +92,12 @@ class BlockDims:
         return self.heads * (self.qk + self.vo) if kind == "attention" else self.ffn
 
     def with_sizes(self, sizes: Mapping[SizeAxis, int]) -> BlockDims:
-        """The same with other sizes along some axes."""
+        """A copy with other sizes along some axes."""
         changes: dict[str, Any] = {axis: size for axis, size in sizes.items()}
         return replace(self, **changes)
 
     def without(self, kind: SiteKind) -> BlockDims:
-        """The same without a site."""
+        """A copy without a site."""
         return self.with_sizes(dict.fromkeys(SITE_AXES[kind], 0))
 
     @property
@@ -106,7 +106,7 @@ class BlockDims:
         return self.qk, self.vo
 
     def with_head_width(self, width: int) -> BlockDims:
-        """The same with QK and VO of this width."""
+        """A copy with QK and VO of this width."""
         return self.with_sizes(dict.fromkeys(HEAD_WIDTHS, width))
 
     @property

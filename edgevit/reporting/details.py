@@ -215,7 +215,7 @@ def thinned(values: Sequence[Any], points: int) -> list[Any]:
 
 
 def drawable(value: Any) -> Any:
-    """Plain values with None where a number is none, or too large: JSON knows no infinity."""
+    """Plain values with None in place of numbers that are not finite or too large, which JSON cannot express."""
     if isinstance(value, dict):
         return {name: drawable(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):

@@ -62,7 +62,7 @@ class EntryRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PanelRecord:
-    """What may be set against each other: one task at one place. None: not known, or nothing was measured."""
+    """Models that may be compared: those of one task at one place. None: not known, or nothing was measured."""
 
     classes: tuple[str, ...] | None
     images: str | None  # of the task, in words

@@ -165,7 +165,7 @@ def write_deepstream(served: ServedModel, folder: Path) -> list[str]:
 
 
 def _differences(preprocessing: PreprocessingFields) -> list[str]:
-    """What nvinfer sees otherwise than the model was trained on."""
+    """The differences between the images that nvinfer prepares and those of the training."""
     share, mode = preprocessing["crop_pct"], preprocessing["crop_mode"]
     height, width = (math.floor(side / share) for side in preprocessing["input_size"][1:])
     resized = {"center": "to cover", "squash": "and stretched to", "border": "to fit into"}[mode]

@@ -39,7 +39,7 @@ class Moments:
         self.products += weighted.T @ features
 
     def of(self, part: slice) -> Moments:
-        """Those of some of the features."""
+        """The moments of some of the features."""
         chosen = copy(self)
         chosen.sums, chosen.products = self.sums[:, part], self.products[part, part]
         return chosen

@@ -1,4 +1,4 @@
-"""What keeps work from being captured into a graph."""
+"""The reasons for which work cannot be captured into a graph."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Sensitivity:
         return Sensitivity(**{f.name: change(getattr(self, f.name)) for f in fields(self)})
 
     def scaled(self, factor: Tensor) -> Sensitivity:
-        """The same with the losses of the dimensions of heads multiplied."""
+        """A copy whose losses of QK and VO dimensions are multiplied by a factor."""
         return replace(self, qk=factor * self.qk, vo=factor * self.vo)
 
     def beyond(self, widths: tuple[int, int]) -> Tensor:
@@ -60,7 +60,7 @@ class Sensitivity:
 
     @property
     def by_token(self) -> tuple[Tensor, Tensor]:
-        """How much attention's and FFN's output matter at each token, mean one: two of [N]."""
+        """The weight of each token in the losses of attention and FFN, with mean 1: [N] each."""
         return _shares(self.attention), _shares(self.ffn)
 
 

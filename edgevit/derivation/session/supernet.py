@@ -94,7 +94,7 @@ class Config:
 
 
 def _search_space(network: Network, policy: Policy, config: Config) -> SearchSpace:
-    """What the smallest slice may lack."""
+    """The search space of the smallest slice."""
     embed = narrowest(network, policy) if config.cut_embedding else 0
     return SearchSpace(embed=embed, images=config.proxy_images, more={"cut_embedding": True})
 

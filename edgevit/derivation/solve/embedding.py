@@ -51,7 +51,7 @@ def flat_basis(width: int) -> Tensor:
 
 
 def nested_basis(width: int) -> Tensor:
-    """The same of Helmert's contrasts: the first d' - 1 lie in the first d' channels, and are orthogonal to ones there.
+    """As `flat_basis`, of Helmert's contrasts: the first d' - 1 use the first d' channels only, with a sum of zero.
 
     So tokens of a network that is given this basis (`encoder`) hold their largest directions in their first channels,
     and its first d' channels are what it would be at that width (`prefix`), but for what all of them share.

@@ -146,7 +146,7 @@ def step_of(inputs: Inputs, method: str) -> float:
 
 
 def halves(steps: Tensor) -> Tensor:
-    """The same numbers, rounded up to fp16 and positive."""
+    """These numbers, rounded up to fp16, and above zero."""
     rounded = steps.half().float()
     up = torch.nextafter(steps.half(), torch.tensor(math.inf, dtype=torch.float16)).float()
     return torch.where(rounded < steps, up, rounded).clamp_min(float(torch.finfo(torch.float16).smallest_normal))

@@ -15,7 +15,7 @@ BOARD_HEAD = ("board", "minutes", "of these engines", "of these benches", "idle 
 
 @dataclass(frozen=True)
 class StageCost:
-    """What the jobs of a stage took that ended, the failed ones too; of each its last try counts."""
+    """What the finished and the failed jobs of a stage took, each in its last try."""
 
     stage: Stage
     jobs: int

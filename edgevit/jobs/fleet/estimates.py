@@ -162,7 +162,7 @@ class TimeLeft:
         return 0 if remaining is None else round(100 * passed / max(passed + remaining, 0.1))
 
     def _failed(self, order: Sequence[Job[FleetJob, Any]]) -> dict[str, None]:
-        """What jobs need that ended with an error, as if it were done; they end, too."""
+        """Jobs that ended with an error, as if they were done: the jobs that need them end, too."""
         return {name: None for job in order for name in job.needs if name not in self._due and name not in self._done}
 
     def _remaining_s(self, job: Job[FleetJob, Any]) -> float:
@@ -204,7 +204,7 @@ def _median(ascending: Sequence[float]) -> float:
 
 
 def _measured(derivation: DeriveJob) -> tuple[str, ...]:
-    """What is measured once for all derivations that are alike in it."""
+    """A key of what a derivation measures: those of one key share the measurement."""
     return *(str(derivation.arguments.get(key)) for key in BASE), derivation.task, derivation.method
 
 

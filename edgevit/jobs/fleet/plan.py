@@ -308,6 +308,6 @@ def _place(board: BoardEntry) -> dict[str, Any]:
 
 
 def _sha256(stage: Stage, before: str, options: Mapping[str, Any]) -> str:
-    """The identity of a job: that of the job before it, and its own options but for the way to its board."""
+    """The identity of a job: that of the job before it, and its own options except the address of its board."""
     hashed = {name: value for name, value in options.items() if name != "ssh_config"}
     return content_sha256({"stage": stage, "before": before, "options": hashed})

@@ -197,7 +197,7 @@ def _tell(name: str, result: JobRecord | EdgeVitError, progress: Progress) -> No
 
 
 def usual_workers(plan: FleetPlan) -> int:
-    """As many workers as the processors have room for; one where all of them would use one GPU."""
+    """The number of workers by the number of processors; 1 if all of them would use one GPU."""
     if plan.layout.training.get("device", "auto") != "cpu" and torch.cuda.is_available():
         return 1
     return max((os.cpu_count() or 1) // plan.layout.threads, 1)

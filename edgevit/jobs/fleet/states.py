@@ -1,4 +1,4 @@
-"""Which jobs of a plan are done, run, failed or wait, by what lies in their folders. Read without torch."""
+"""The states of a plan's jobs (done, running, failed, waiting) by the files in their folders; without torch."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class SweepPoint(OnImages):
 
     @property
     def likeness(self) -> Share | None:
-        """How like the base's its outputs are: the share of the same neighbours, or of agreement; None: not known."""
+        """Agreement of its outputs with the base's: of maps, or the share of equal neighbours; None: not measured."""
         if self.rate is None:
             return 1.0
         if self.map is not None:
@@ -195,7 +195,7 @@ class Sweep:
         return recalled_text(self.base.on("validation"), self.base.on("test"))
 
     def judged_on(self, part: JudgedPart) -> Sweep:
-        """The same sweep by the answers on this part; as it is, where any model's are not recorded."""
+        """The sweep by the answers on this part; unchanged if those of any model are not recorded."""
         finetuned = self.finetuned
         if any(o is not None and o.judged is None for o in (*self.points, *self.ready_made, finetuned)):
             return self

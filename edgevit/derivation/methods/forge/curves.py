@@ -112,7 +112,7 @@ def _block(tensors: dict[str, Tensor]) -> BlockCurves:
 
 
 def _square(tensors: dict[str, Tensor], mean: str | None, matrix: Tensor) -> Tensor:
-    """Return m m^T of the mean m of a moment matrix, 0 if it has none; add m to `tensors` if it is missing."""
+    """Return m m^T with m the mean in a moment matrix, or 0 without a mean; add m to `tensors` if it is missing."""
     if mean is None:
         return matrix.new_zeros(())
     m = tensors.setdefault(mean, matrix[:, -1])

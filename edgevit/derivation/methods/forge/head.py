@@ -91,7 +91,7 @@ def _of_logits(before: Tensor, features: Tensor, logits: Tensor, lift: Tensor) -
 
 
 def _of_features(before: Tensor, features: Tensor, target: Tensor, lift: Tensor) -> Tensor:
-    """The same for the squared error of each output alone, whatever its unit."""
+    """Fit the head to least squared errors, each output by itself, so that units do not matter."""
     moment = features.mT @ features / len(features)
     moment.diagonal().add_(lift)
     error = (target - features @ before.mT).mT @ features / len(features)

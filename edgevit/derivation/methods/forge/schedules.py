@@ -85,7 +85,7 @@ def with_schedule(dims: Sequence[BlockDims], schedule: Schedule) -> list[BlockDi
 
 
 def containing(schedule: Schedule, at_least: Mapping[int, BlockDims]) -> bool:
-    """Whether these blocks get at least as many tokens by the schedule, and no other block removes any."""
+    """Whether the schedule leaves these blocks at least their tokens, and no other block removes any."""
     blocks = sorted(at_least)
     reaching = accumulate((schedule[i] for i in blocks), lambda before, now: now or before, initial=inf)
     least = accumulate((at_least[i].tokens for i in blocks), lambda before, now: now or before, initial=inf)

@@ -276,7 +276,7 @@ def guessed_arguments(
 
 
 def guessed_name(state: Mapping[str, Tensor]) -> str | None:
-    """timm's name of a Swin of the kind of these weights; None: they are of none."""
+    """timm's name of a Swin similar to these weights; None: they are not of a Swin."""
     arguments = _shape_arguments(state)
     if not arguments or "num_heads" not in arguments:
         return None

@@ -71,7 +71,7 @@ class Windows:
 
     @cached_property
     def apart(self) -> Tensor | None:
-        """What is added to the logits of tokens that are not neighbours: [count, area, area]; None: nothing."""
+        """A mask for the logits, low for tokens that are not neighbours: [count, area, area]; None: no mask."""
         if not any(self.shift):
             return None
         sides = []

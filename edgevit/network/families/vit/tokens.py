@@ -178,13 +178,13 @@ def choose_tokens(model: Any, tokens: TokenOutput) -> None:
 
 
 def chosen_tokens(model: Any) -> TokenOutput | None:
-    """What the head of a model reads of its tokens; None: what timm pools."""
+    """The tokens that the head of a model reads; None: timm's pooled token."""
     choice = getattr(model, "fc_norm", None)
     return choice.tokens if isinstance(choice, TokenChoice) else None
 
 
 def pooled_part(model: Any) -> slice | None:
-    """Where what timm pools is among the class token and the mean of the patches; None: a head cannot read both."""
+    """The part of [class token, mean of the patches] that timm pools; None: a head cannot read both of them."""
     if model.cls_token is None or hasattr(model, "head_dist") or not isinstance(model.fc_norm, nn.Identity):
         return None
     if model.global_pool == "avg" and model.pool_include_prefix:
