@@ -243,10 +243,6 @@ class Ffn:
     def neurons(self) -> int:
         return len(self.w1)
 
-    @property
-    def gated(self) -> bool:
-        return self.wg is not None
-
     def inputs(self) -> list[Tensor]:
         """The input weights of neurons: w1, b1, wg and bg, if present; [e, d] or [e] each."""
         return [t for t in (self.w1, self.b1, self.wg, self.bg) if t is not None]

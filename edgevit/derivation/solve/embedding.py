@@ -16,7 +16,7 @@ the n that one norm gives, weighted by sensitivity, and E' = k E, k^2 = d' / E|E
 
     D = C E'^T (E' C E'^T + ridge)^-1,    t = m - D E' m
 
-is the D and t of least E|n - D n' - t|^2 (`fitted_decoder`), whatever reads them: a reader W becomes W D, with the bias
+is the D and t of least E|n - D n' - t|^2 (`judged_decoder`), whatever reads them: a reader W becomes W D, with the bias
 W t. It is drawn to E^T d / d' where the tokens say little.
 """
 
@@ -105,7 +105,7 @@ def refined(directions: Tensor, width: int, moments: Sequence[Tensor], worth: Se
     over the tokens, and the norm divides by it. Of Z only its span matters. With A = (Z C Z^T)^-1 Z C^2 and
     B = (Z C Z^T)^-1 Z C, the gradient of one term is 2 (A - A Z^T B).
 
-    Shapes: directions [d, d - 1]; moments [d + 1, d + 1] as for `fitted_decoder`. In fp32, on the CPU.
+    Shapes: directions [d, d - 1]; moments [d + 1, d + 1] as for `judged_decoder`. In fp32, on the CPU.
     """
     with exact_products(directions.device, wide=True):
         terms, whole = [], 0.0
@@ -189,13 +189,16 @@ class _Moments:
 
 
 def judged_decoder(encode: Tensor, moments: Sequence[Tensor], *, rescaled: bool = True) -> Decoder:
-    """The fitted decoder whose ridge has the least error on groups of images that it is not fitted to.
+    """The decoder that predicts one norm's tokens best from those of a narrower embedding.
+
+    Its ridge has the least error on groups of images that it is not fitted to; it is `_DECODER_RIDGE` for one group.
 
     Args:
         rescaled: whether a LayerNorm of d' channels rescales the tokens x' = E x first. If not, x' itself is decoded,
             and E (D x' + t) = x': what is read again is not changed.
 
-    Shapes: encode [d', d]; moments [d + 1, d + 1] of each group, weighted by its images, as for `fitted_decoder`.
+    Shapes: encode [d', d]; moments [d + 1, d + 1], the sum of [n 1]^T [n 1] over the tokens n of each group of images.
+    Their precision is that of the sums. On the CPU.
     """
     # Products with the encoder are made once for all ridges.
     with one_thread(), exact_products(encode.device, wide=True):
@@ -221,14 +224,3 @@ def judged_decoder(encode: Tensor, moments: Sequence[Tensor], *, rescaled: bool 
         means = whole.means()
         weight, bias = fitted_to(means, ridge)
         return Decoder((weight if rescaled else means.rescaling * weight).double(), bias.double())
-
-
-def fitted_decoder(encode: Tensor, moment: Tensor, ridge: float = _DECODER_RIDGE) -> Decoder:
-    """The decoder that predicts one norm's tokens best from those of a narrower embedding.
-
-    Shapes: encode [d', d]; moment [d + 1, d + 1], E [n 1]^T [n 1] of what the norm gives of the wide ones, whose
-    precision is that of the sums. On the CPU.
-    """
-    with one_thread(), exact_products(moment.device, wide=True):
-        weight, bias = _Moments.of(encode, moment).decoder(decoder(encode).weight.to(moment), ridge)
-        return Decoder(weight.double(), bias.double())
