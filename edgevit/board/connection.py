@@ -36,13 +36,13 @@ from edgevit.progress import OnlyOnce, Progress, Stage
 from edgevit.text import shortened
 
 THIS_MACHINE = "this machine"
-SILENCE_S = 120.0  # without a sign of life, before a connection is given up; a job gives one every few seconds
-_RETRY_S = 60.0  # that a lost connection is tried again for
+SILENCE_S = 120.0  # a connection is given up after this time without a message; a job sends one every few seconds
+_RETRY_S = 60.0  # time in which a lost connection is tried again
 _PAUSES_S = (0.5, 8.0)  # between two tries, at first and at most
-_STEADY_S = 10.0  # that a connection has to last to count as one that came back
+_STEADY_S = 10.0  # a connection that lasts so long counts as restored
 _CHUNK = 1 << 18
 _MIB = 1 << 20
-_MOST_FIGURE = 1e300  # that is shown beside a bar
+_MOST_FIGURE = 1e300  # largest figure that is shown beside a bar
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class Board:
         self._retry_seconds = retry_seconds
         self._agent = Agent(python=python, shell=shell, host=host, explain=explain, silence_seconds=silence_seconds)
         self._running = ExitStack()  # holds the agent
-        self._announced: set[str] = set()  # what waits were announced: many jobs may wait for one holder
+        self._announced: set[str] = set()  # waits that were announced: many jobs may wait for one holder
         self._lost_at: float | None = None  # when the connection was lost that is being tried again
 
     def __enter__(self) -> Board:
@@ -240,7 +240,7 @@ class Board:
     def _interrupted(self, job: str, method: str, owner: object) -> Interrupted:
         if self.host != THIS_MACHINE:
             ends = f"`edgevit board {shlex.quote(self.host)} --cancel` ends it"
-            if owner != _owner():  # the same was asked for there before
+            if owner != _owner():  # an earlier command asked for the same
                 ends = f"it is for {owner} to end, who started it"
             return Interrupted(f"{method} goes on on {self.host}: the same command collects its result, and {ends}")
         self.call("cancel", job=job)

@@ -32,7 +32,7 @@ _VariantName = Literal["standard", "super"]
 
 
 class Mode(BaseModel, extra="forbid", frozen=True):
-    """A power mode, by the name that `nvpmodel -q` prints. Ids mean other modes on other boards."""
+    """A power mode, by the name that `nvpmodel -q` prints. On other boards an id is another mode."""
 
     id: int | None
     name: str
@@ -73,7 +73,7 @@ class Rail(BaseModel, extra="forbid", frozen=True):
     address: str  # on the I2C bus, in hexadecimal
     channel: int
     label: str
-    total: bool  # the rails that are make the module's power, each counted once
+    total: bool  # whether the rail counts towards the module's power
 
 
 class Release(BaseModel, extra="forbid", frozen=True):
@@ -95,7 +95,7 @@ class Profile(BaseModel, extra="forbid", frozen=True):
     sms: Size
     tensor_cores: Size
     cpus: Size
-    cache_mib: float = Field(ge=0)  # what of an inference's data may stay beside the GPU until the next one
+    cache_mib: float = Field(ge=0)  # data of an inference that may stay in caches until the next one
     memory_bus_bits: Size
     variants: dict[_VariantName, BoardVariant]
     rails: tuple[Rail, ...]

@@ -14,7 +14,7 @@ _ODDS = 1.25  # a base is near chance if its odds of a right answer may be at mo
 def near_chance(right: int, images: int, choices: int) -> bool:
     """Tell whether the 95 % interval of the accuracy contains about chance.
 
-    With few images it does for good models, too: one whose accuracy is above the middle of chance and 1 passes.
+    With few images the intervals of good models contain it, too: an accuracy above the middle of chance and 1 passes.
     """
     limit = _ODDS / (_ODDS + choices - 1)
     return wilson(right, images)[0] <= limit and right / images < (1 + 1 / choices) / 2

@@ -54,10 +54,10 @@ def classification(board: Board, engine: str, sample: Sample, progress: Progress
 
 
 def rows_of(answer: Classified, shape: Sequence[int], host: str) -> Tensor:
-    """The columns [images, columns] in the answer of a classification, of this shape.
+    """The outputs [images, columns] in the answer of a classification.
 
     Raises:
-        AgentError: it has others.
+        AgentError: the answer has another shape.
     """
     try:
         rows = torch.tensor(answer.rows)

@@ -1,6 +1,6 @@
 """The time of each block and module: the layers of a profile, mapped to modules by names of nodes.
 
-The exporter names every node by its module, `blocks.3.attn.qkv/MatMul`; other exporters' names say it in other words.
+The exporter names every node by its module, `blocks.3.attn.qkv/MatMul`; names of other exporters differ.
 A kernel that computes nodes of several modules counts for the module of the largest operation: a matrix product that
 also adds a residual counts for the product. Layers without a known name are listed by themselves.
 """
@@ -65,8 +65,8 @@ class Spent:
 class Breakdown:
     """The parts of an inference, each by its median, so that interruptions of single inferences do not count.
 
-    `inference_ms` is the sum of `spent` and of `between_ms`; what it lacks of the median of whole inferences is
-    `interrupted_ms`, which is near 0 where no other program ran.
+    `inference_ms` is the sum of `spent` and `between_ms`. `interrupted_ms` is the difference to the median of whole
+    inferences, near 0 if no other program ran.
     """
 
     label: str
@@ -91,7 +91,7 @@ class Breakdown:
         return sorted({spent.place.block for spent in self.spent if spent.place.block is not None})
 
     def share(self, ms: float) -> float:
-        """The share of the inference that so many ms are; 0 where layers all ran at the same time."""
+        """The share of the inference that takes this time; 0 if all layers ran at the same time."""
         return ms / self.inference_ms if self.inference_ms > 0 else 0.0
 
     def ms(self, *parts: _Part, block: int | None = None, anywhere: bool = False) -> float:
@@ -104,7 +104,7 @@ class Breakdown:
 
 
 def place_of(node: str) -> LayerPlace | None:
-    """Where a node of the ONNX file belongs by its name; None: its name says nothing that is known."""
+    """The place of a node of the ONNX file by its name; None: the name is not of a known form."""
     if matches := list(_BLOCK.finditer(node)):
         within = node[matches[-1].end() :].lower()
         return LayerPlace(int(matches[-1][1]), next(part for part, words in _WITHIN if words.search(within)))
@@ -112,7 +112,7 @@ def place_of(node: str) -> LayerPlace | None:
 
 
 def place_of_layer(layer: Layer) -> LayerPlace:
-    """Where a layer belongs: to the module of the largest operation that it computes."""
+    """The place of a layer: that of the largest operation that it computes."""
     candidates = [(_size(node), place) for node in layer.nodes if (place := place_of(node)) is not None]
     if not candidates:
         return LayerPlace(None, "no known name")

@@ -31,7 +31,7 @@ SHARE = 0.05  # of the time, at most, that is spent on estimating the time left
 
 @dataclass(frozen=True)
 class BaseSize:
-    """What the derivations of a base are estimated by."""
+    """The figures of a base from which its derivations are estimated."""
 
     macs: int
     params: int
@@ -56,7 +56,7 @@ def work_of(derivation: DeriveJob, size: BaseSize) -> float:
 
 
 def memory_of(derivation: DeriveJob, size: BaseSize) -> int:
-    """Bytes of the process of a derivation, good to a factor of two; on a GPU without what lies there."""
+    """Bytes of the process of a derivation, within a factor of two; with a GPU, without the memory of the GPU."""
     training = derivation.arguments["training"]
     on_gpu = training.get("device", "auto") != "cpu" and torch.cuda.is_available()
     if training.get("steps") == 0 or on_gpu:
@@ -71,8 +71,8 @@ class Kind:
 
     names: tuple[str, ...]
     method: str
-    measures: bool  # for other derivations
-    first: bool  # of its stage in its process, which imports and compiles what the later ones find
+    measures: bool  # whether it measures what other derivations reuse
+    first: bool  # whether it is the first of its stage in its process, and imports and compiles for the later ones
 
     def others(self) -> list[Kind]:
         """The kinds that differ in what is measured or imported; the most similar one first."""
@@ -83,15 +83,15 @@ class Kind:
 class TimeLeft:
     """The time that is left, from the seconds of jobs of the same kind that have ended.
 
-    The rest of the plan is simulated with the queue that does it: so boards and the end, when some workers have nothing
-    left to do, are taken into account. The first derivation of a task from a base measures what the others find in the
+    The rest of the plan is simulated with the queue of the runners. So boards count, and so do the last jobs, when some
+    workers are idle. The first derivation of a task from a base measures what the others find in the
     cache, and the first job of a stage in a process imports and compiles: each may take twice as long as the others,
     and is a kind of its own.
 
     Args:
         order: all jobs in the order in which they are done.
         done: records of those that were done before.
-        earlier: these jobs.
+        earlier: the jobs of `done`.
         work: MACs of the derivations, by their names.
     """
 

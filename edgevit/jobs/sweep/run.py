@@ -82,7 +82,7 @@ class _Work:
             write_base(BaseRequest(name=request.base, out=self.out / BASE, classes=chosen, **options), self.progress)
 
     def point(self, folder: str, rate: float | None, derivation: DerivationRecord, part: JudgedPart) -> SweepPoint:
-        """Export a model for the measurement, and give its point; the base's accuracy is in `derivation`."""
+        """Export a model for the measurement, and return its point; `derivation` has the base's accuracy."""
         model, model_name = self.out / folder, "base_restricted" if rate is None else "derived"
         self.progress.note(f"{folder}: export")
         current_export(FilesRequest(model=model, fp16=False, accuracy=False), self.progress)
@@ -129,7 +129,7 @@ def _model(request: DeriveRequest, _: Results, progress: Progress) -> Derivation
     """Derive at one rate, unless the model exists.
 
     Raises:
-        BudgetError: no shape allows a model as small.
+        BudgetError: no shape allows so small a model.
         SweepError: an older edgevit derived the model without validation images.
     """
     folder = request.out
