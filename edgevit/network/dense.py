@@ -35,7 +35,7 @@ _MAY_READ = (
     "its head is to read what {} returns, as of forward_features or forward_intermediates, not what hooks or second "
     "names of its layers see"
 )
-_READS_MORE = "that the head reads nothing but tokens after some blocks is not known"
+_READS_MORE = "the head may read more than the tokens after some blocks"
 
 
 class _EndOfPass(Exception):
