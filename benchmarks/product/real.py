@@ -195,8 +195,8 @@ def _write(pictures: Iterable[Path], folder: Path) -> None:
 def ensure_pictures(cache: Path = CACHE) -> Path:
     """Return the folder of all pictures: one folder of each class, and `unlabelled`.
 
-    The package has some drawings twice. Of equal pictures in one class one is kept; in two classes none, as they have no
-    one right answer; and no unlabelled picture shows a drawing that a class has.
+    The package has some drawings twice. Of equal pictures in one class one is kept; in two classes none, as they have
+    no one right answer; and no unlabelled picture shows a drawing that a class has.
     """
     folder = cache / "real-drawings"
     if not folder.is_dir():
@@ -220,7 +220,7 @@ def ensure_pictures(cache: Path = CACHE) -> Path:
 
 
 def drop_copies(folder: Path) -> None:
-    """Drop equal pictures: all but the first of a class, all of a picture in two classes, unlabelled ones of a class."""
+    """Drop equal pictures: all but one of a class, all of a picture in two classes, unlabelled ones of a class."""
     equal: dict[bytes, list[Path]] = {}
     for name in (*CLASSES, "unlabelled"):
         for file in sorted((folder / name).iterdir()):
@@ -391,12 +391,13 @@ def section() -> str:
         "What is lost on real weights and few images?",
         "DINOv2 ViT-S/14 with a head that edgevit fits, of the class token or of that and the mean of the patches, on "
         + "; and on ".join(f"{TASKS[task]} (`{task}`)" for task in TASKS if any(row["task"] == task for row in rows))
-        + ". Points of top-1 below the base, by MACs gone, in brackets the standard error over folds. `trained`: the base was trained on "
+        + ". Points of top-1 below the base, by MACs gone, in brackets the standard error over folds. "
+        "`trained`: the base was trained on "
         f"the classes for {BASE_TRAINING['steps']} steps of {BASE_TRAINING['batch_size']} images "
         "(`edgevit base --steps`) before it was cut; points are below that. "
         "`unlabelled`: about 280 drawings of other subjects calibrate and teach, too. "
-        "`drawings with copies`: an earlier set, in which about 5 of 120 test images of a fold were training images, too; "
-        "forge's rules were chosen by looking at two of its folds.",
+        "`drawings with copies`: an earlier set, in which about 5 of 120 test images of a fold were training images, "
+        "too; forge's rules were chosen by looking at two of its folds.",
         [
             table(["images", "method", "base, %", *(f"{rate:g}" for rate in rates)], lines),
             "fp16 in CUDA graphs, in turns, at 224 px; models are named by MACs gone and by the images they were "
