@@ -61,6 +61,11 @@ class Assumptions:
         """Whether neither an option nor a file gives the order of the outputs."""
         return self.classes_from in ("folders", "data")
 
+    @property
+    def preprocessing_assumed(self) -> bool:
+        """Whether the base may have been trained with other preprocessing; a head that is fitted here was not."""
+        return self.classes_from != "fitted head" and {*self.origin.values()} != {"model folder"}
+
     def lines(self) -> list[str]:
         """Describe them for a person."""
         preprocessing = f"preprocessing: {self._preprocessing_line()}"

@@ -89,7 +89,8 @@ def test_preprocessing_is_told_with_where_each_part_is_from(folders: Path) -> No
     assert origins == {"crop_pct": "option", "interpolation": "timm", "mean": "timm", "std": "option"}
     everything = assumed(folders, None, 3, overridden=["crop_pct", "interpolation", "mean", "std"]).lines()[1]
     assert everything.endswith("std 0.5, given")
-    assert assumed(folders, None, 3, base=folders).lines()[1].endswith("std 0.5, as the model folder says")
+    by_folder = assumed(folders, None, 3, base=folders)
+    assert by_folder.lines()[1].endswith("std 0.5, as the model folder says") and not by_folder.preprocessing_assumed
     pretrained = assumed(folders, None, 3, pretrained=True)
     assert pretrained.lines()[1].endswith(f"those of timm's weights for {NAME}")
 

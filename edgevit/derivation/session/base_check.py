@@ -19,7 +19,6 @@ from edgevit.data.assumptions import CHECK, Sureness, shown
 from edgevit.data.decoded import Decoded
 from edgevit.data.neighbours import preprocessing_hint
 from edgevit.data.task import Split, Task
-from edgevit.derivation.cache import Cache
 from edgevit.derivation.request import BaseRequest, Request
 from edgevit.derivation.session.opening import Opened
 from edgevit.errors import DataError
@@ -138,8 +137,10 @@ def in_rings(answer: Mapping[int, int]) -> dict[int, int]:
     return {column: output for column, output in answer.items() if returns(column)}
 
 
-def ask(base: Network, task: Task, passes: Passes, cache: Cache, identity: Mapping[str, Any]) -> Answers:
+def ask(opened: Opened) -> Answers:
     """Run the whole base on validation images, with its preprocessing and under each neighbour; the cache keeps it.
+
+    Neighbours are tried only where the preprocessing is assumed.
 
     Whatever the training's precision, the base multiplies in bf16 where the processor has it, as right answers are only
     counted and compared; elsewhere in fp32. Every process does all of it.
@@ -147,11 +148,12 @@ def ask(base: Network, task: Task, passes: Passes, cache: Cache, identity: Mappi
     Raises:
         DataError: its outputs are not finite.
     """
+    base, task, passes, assumed = opened.base, opened.task, opened.passes, opened.assumed
     split = task.validation.subset(IMAGES)
-    tried = neighbours(split.preprocessing)
+    tried = neighbours(split.preprocessing) if assumed is not None and assumed.preprocessing_assumed else []
     splits = [split, *(replace(split, preprocessing=n.preprocessing) for n in tried)]
     tried_with = [dict(s.preprocessing) for s in splits]
-    key = {**identity, "images": split.content_sha256(), "tried": tried_with, "bf16": multiplies_bf16()}
+    key = {**opened.identity(), "images": split.content_sha256(), "tried": tried_with, "bf16": multiplies_bf16()}
 
     def measure() -> dict[str, Tensor]:
         alone = replace(passes, shared=False)
@@ -163,7 +165,7 @@ def ask(base: Network, task: Task, passes: Passes, cache: Cache, identity: Mappi
                 stage.update((i + 1) * len(split))
         return {"answers": torch.stack(rows)}
 
-    answers = cache.tensors("answers", key, measure)["answers"]  # [1 + neighbours, 2, N]
+    answers = opened.cache.tensors("answers", key, measure)["answers"]  # [1 + neighbours, 2, N]
     labels = torch.tensor(split.labels)
     right = answers[:, 1] == labels
     judged = [
@@ -231,8 +233,7 @@ def check_opened(opened: Opened, request: Request | BaseRequest, progress: Progr
     Raises:
         DataError: as `judge_base` says.
     """
-    task = opened.task
-    answers = ask(opened.base, task, opened.passes, opened.cache, opened.identity())
+    task, answers = opened.task, ask(opened)
     assert opened.assumed is not None, "there are images"
     return judge_base(
         answers, answers.sureness(task), task, progress, request, order_assumed=opened.assumed.order_assumed

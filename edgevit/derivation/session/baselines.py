@@ -120,12 +120,12 @@ def evaluate_base(resolved: ResolvedDerivation, problem: Problem) -> tuple[Basel
 
 
 def _check_base(baselines: Baselines, resolved: ResolvedDerivation, problem: Problem) -> BaseCheckRecord:
-    task, network = problem.task, resolved.opened.base
+    task = problem.task
     images = len(task.test)
     full, restricted = (round(record.top1 * images) for record in (baselines.base_full_head, baselines.base_restricted))
     sureness = Sureness("test", images, full, restricted, task.arguments["base_outputs"], len(task.classes))
     with problem.stopwatch.stage("check"):
-        answers = ask(network, task, problem.passes, problem.cache, problem.identity)
+        answers = ask(resolved.opened)
     assert resolved.opened.assumed is not None, "there are images"
     return judge_base(
         answers, sureness, task, problem.progress, resolved.request,

@@ -213,7 +213,7 @@ def _check_base(resolved: _ResolvedSupernet, problem: Problem) -> BaseCheckRecor
         DataError: it is near chance, or better with other preprocessing, and the request does not accept that.
     """
     with problem.stopwatch.stage("check"):
-        answers = ask(resolved.opened.base, problem.task, problem.passes, problem.cache, problem.identity)
+        answers = ask(resolved.opened)
     assert resolved.opened.assumed is not None, "there are images"
     return judge_base(
         answers, answers.sureness(problem.task), problem.task, problem.progress, resolved.request,

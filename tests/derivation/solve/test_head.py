@@ -175,6 +175,7 @@ def test_a_method_derives_from_a_fitted_head(
     assert record["fitted_head"]["images_per_class"] == {"3": 132, "5": 131, "8": 125}
     assert record["fitted_head"]["validation_accuracy"] > 0.8 and record["fitted_head"]["temperature"] > 1
     assert record["assumptions"]["classes_from"] == "fitted head"
+    assert record["assumptions"]["base_check"]["neighbours"] == [], "it was fitted to images as they are read now"
     assert record["accuracy"]["base_full_head"]["top1"] == record["accuracy"]["base_restricted"]["top1"] > 0.8
     assert derived.model.classes == ["3", "5", "8"] and derived.model.spec.outputs == 3
     assert edgevit.evaluate(tmp_path / "small").top1 == record["accuracy"]["derived"]["top1"]
