@@ -98,6 +98,7 @@ def section(rows: Sequence[Row]) -> str:
         [
             "## Classifiers of texts (Vulcan's Table 11)\n",
             wrapped(
+                "A small BERT (128 x 4) on made sentences of ten topics, unless the rows are of a user's texts. "
                 f"{seeds_text(rows)}, {rows[0]['steps']} steps of {BATCH} texts. Published figures are of BERT-Base on "
                 "20 Newsgroups, whose classes the paper does not name: compare differences to the fine-tuned base "
                 f"({', '.join(f'{value:g}' for value in PUBLISHED['finetuned'])} for {', '.join(map(str, TASKS))})."
