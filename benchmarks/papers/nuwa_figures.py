@@ -61,7 +61,7 @@ SHARES, DRAWS = (0.01, 0.05, 0.1, 0.2, 0.3), 8
 JUDGED = 600  # test images of `random`
 LOOKED, NEURONS = 128, 16  # images of `metrics`, and neurons of each block
 BATCHES, STEPS = (1, 4, 16, 32), 200
-CALIBRATION, RATES = (16, 32, 64, 128, 256, 512, 1024), (0.6, 0.4)
+CALIBRATION, RATES = (16, 32, 64, 128, 256, 512, 1024), (0.8, 0.6)
 TENTH = 0.1
 
 
