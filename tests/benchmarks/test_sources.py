@@ -122,7 +122,10 @@ TRIALS: dict[str, tuple[int, list[str]]] = {
     "papers.nuwa_figures metrics": (2, ["--seeds", "1"]),
     "papers.nuwa_figures batch": (1, ["--seeds", "1"]),
     "papers.nuwa_figures calibration": (1, ["--seeds", "1"]),
-    "papers.published": (2, ["--method", "forge", "--rates", "0.2", "--seeds", "1"]),
+    "papers.published": (
+        2,
+        ["--method", "forge", "--rates", "0.2", "--seeds", "1", "--rows", "1"],
+    ),  # a learning rate, too
     "papers.slices": (0, []),
     "papers.vulcan_figures scratch": (2, ["--steps", "2", "--seeds", "1", "--rows", "4"]),
     "papers.vulcan_figures normalisations": (2, ["--steps", "2", "--seeds", "1"]),
