@@ -216,7 +216,8 @@ def section(rows: Sequence[Row]) -> str:
     parts = []
     for (part, source), group in grouped(rows, "part", "source").items():
         first = group[0]
-        head = f"{source}, {seeds_text(group)}, shape `paper`, batches of {first['batch_size']}. {commits_text(group)}"
+        size = f"{first['task']} classes, {seeds_text(group)}, {first['steps']} steps of {first['batch_size']} images"
+        head = f"{source}, {size}, shape `paper`. {commits_text(group)}"
         if part == "cost":
             head = (
                 f"{source}, as published, batches of {first['batch_size']}; milliseconds of the processor for forward "
