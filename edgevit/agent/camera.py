@@ -1,6 +1,6 @@
 """What comes before an inference where a model is used: pictures are decoded, resized, cropped and normalised.
 
-With Pillow and numpy, as `deploy/examples/classify.py` does it, and by the rules of timm's evaluation transform. The
+With Pillow and numpy, as `deploy/examples/classify.py` does it, and by the rules of `image_transform` on the host. The
 pictures are read into memory first: a camera does not have them from a disk.
 """
 
@@ -69,13 +69,20 @@ class Camera:
         return np.ascontiguousarray(((pixels / 255 - mean) / std).transpose(0, 3, 1, 2))  # [B, H, W, 3] -> [B, 3, H, W]
 
     def _cropped(self, picture: Any) -> Any:
-        from PIL import Image
+        from PIL import Image, ImageTransform
 
         settings = self._settings
         height, width = settings["input_size"][1:]
-        picture = picture.resize(self._scaled(*picture.size), getattr(Image, settings["interpolation"].upper()))
-        border = settings.get("crop_mode") == "border"
-        fill = tuple(round(255 * value) for value in settings["mean"]) if border else (0, 0, 0)
+        mode, interpolation = settings.get("crop_mode"), getattr(Image, settings["interpolation"].upper())
+        fill = tuple(round(255 * value) for value in settings["mean"]) if mode in ("border", "corner") else (0, 0, 0)
+        if mode == "corner":  # as a detector does, without antialiasing, which `resize` always has
+            scale = min(height / picture.height, width / picture.width)
+            size = max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)
+            canvas = Image.new("RGB", (width, height), fill)
+            whole = ImageTransform.ExtentTransform((0, 0, *picture.size))
+            canvas.paste(picture.transform(size, whole, resample=interpolation))
+            return canvas
+        picture = picture.resize(self._scaled(*picture.size), interpolation)
         canvas = Image.new("RGB", (max(width, picture.width), max(height, picture.height)), fill)
         canvas.paste(picture, ((canvas.width - picture.width) // 2, (canvas.height - picture.height) // 2))
         x, y = round((canvas.width - width) / 2), round((canvas.height - height) / 2)

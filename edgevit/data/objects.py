@@ -20,6 +20,7 @@ from edgevit.data.request import Augment
 from edgevit.data.sources import Reference
 from edgevit.data.sources.coco import CocoImages, CocoObject
 from edgevit.errors import DataError
+from edgevit.records.preparing import CORNER, fitted_size
 from edgevit.records.reading import Reading
 
 Targets = list[dict[str, Tensor]]  # of each image: boxes [n, 4] by their corners, labels [n], perhaps masks [n, H, W]
@@ -71,7 +72,7 @@ class _AnnotatedImages(Dataset[tuple[Tensor, dict[str, Tensor]]]):
     ) -> None:
         self.objects, self.source, self.references = objects, source, references
         self.reading, self.transform = Reading.of(preprocessing), _transform(preprocessing, augment)
-        fits = preprocessing.get("crop_mode") == "border" and augment == "none"  # a crop has the size already
+        fits = preprocessing.get("crop_mode") == CORNER and augment == "none"  # a crop has the size already
         height, width = preprocessing["input_size"][1:]
         self.size: tuple[int, int] | None = (height, width) if fits else None
         self.colour = [round(255 * mean) for mean in preprocessing["mean"]]
@@ -125,15 +126,14 @@ def _fitted(
     picture: Any, target: dict[str, Tensor], height: int, width: int, colour: list[int]
 ) -> tuple[Any, dict[str, Tensor]]:
     """Scale a picture and its objects to fit, and pad them on the right and below, as `Letterbox` does."""
-    scale = min(height / picture.height, width / picture.width)
-    size = [max(round(picture.height * scale), 1), max(round(picture.width * scale), 1)]
+    size = [*fitted_size(picture.height, picture.width, (height, width))]
     padding = [0, 0, width - size[1], height - size[0]]
 
     def fit(value: Any, fill: Any) -> Any:
-        return v2.functional.pad(v2.functional.resize(value, size), padding, fill=fill)
+        return v2.functional.pad(v2.functional.resize(value, size, antialias=False), padding, fill=fill)
 
     changed = {name: value if name == "labels" else fit(value, 0) for name, value in target.items()}
-    return fit(picture, colour), changed
+    return fit(v2.functional.to_image(picture), colour), changed
 
 
 def _transform(preprocessing: Mapping[str, Any], augment: Augment) -> Any:

@@ -36,7 +36,8 @@ from edgevit.errors import DataError, OptionError
 from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import DataRecord, ImageCounts, UnlabelledRecord
 from edgevit.records.model import TargetClass, reads_texts
-from edgevit.records.reading import Reading, transform_settings
+from edgevit.records.preparing import image_transform
+from edgevit.records.reading import Reading
 from edgevit.records.tokenizer import text_encoder
 
 # DeiT's, but for draws above a magnitude of 9: at 10 timm posterises to 0 bits, which Pillow refuses.
@@ -46,7 +47,7 @@ _RANDAUGMENT = "rand-m9-mstd0.5-mmax9-inc1"
 def evaluation_transform(preprocessing: Mapping[str, Any]) -> Any:
     if reads_texts(preprocessing):
         return _Ids(text_encoder(preprocessing))
-    return create_transform(**transform_settings(preprocessing), is_training=False)
+    return image_transform(preprocessing)
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,8 @@ from urllib.request import Request, urlopen
 
 import timm
 import torch
-from PIL.Image import Image
 from safetensors.torch import load_file, save_file
-from timm.data import create_transform, resolve_data_config
+from timm.data import resolve_data_config
 from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
@@ -57,7 +56,8 @@ from edgevit.records.model import (
 )
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import TOKENIZER
-from edgevit.records.reading import Reading, reading_settings, transform_settings
+from edgevit.records.preparing import image_transform
+from edgevit.records.reading import Reading, reading_settings
 from edgevit.records.release import (
     CONFIG,
     PREPROCESSING_KEYS,
@@ -138,16 +138,14 @@ class Model(Network):
 
     @cached_property
     def transform(self) -> Callable[[Any], Tensor]:
-        """timm's evaluation transform, from a PIL image in RGB to an input [C, H, W] of the network.
+        """The evaluation transform, from a PIL image in RGB to an input [C, H, W] of the network.
 
         Of a network of texts from a text to its ids [N].
         """
         if self.spec.reads_texts:
             encode = text_encoder(self.preprocessing)
             return lambda text: torch.tensor(encode(text))
-        settings = transform_settings(self.preprocessing)
-        transform: Callable[[Image], Tensor] = create_transform(**settings, is_training=False)
-        return transform
+        return image_transform(self.preprocessing)
 
     @property
     def classes(self) -> list[str]:

@@ -19,6 +19,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.padding import PictureAreas, picture_areas
 from edgevit.records.model import PreprocessingFields
+from edgevit.records.preparing import CORNER, fitted_size
 
 DETECTIONS = ("boxes", "labels", "scores")
 
@@ -38,9 +39,8 @@ class Letterbox(GeneralizedRCNNTransform):  # type: ignore[misc]
         self.height, self.width = height, width
 
     def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
-        height, width = image.shape[-2:]
-        scale = min(self.height / height, self.width / width)
-        self.fixed_size: tuple[int, int] | None = (max(round(width * scale), 1), max(round(height * scale), 1))
+        height, width = fitted_size(image.shape[-2], image.shape[-1], (self.height, self.width))
+        self.fixed_size: tuple[int, int] | None = (width, height)
         try:
             resized: tuple[Tensor, dict[str, Tensor] | None] = super().resize(image, target)
         finally:
@@ -104,7 +104,7 @@ class Pyramid(nn.Module):
     def areas(self, images: Tensor) -> PictureAreas | None:
         """Where prepared images [B, C, H, W] are no padding; None: no image has any."""
         preprocessing = self.preprocessing
-        return picture_areas(images, preprocessing["std"]) if preprocessing["crop_mode"] == "border" else None
+        return picture_areas(images, preprocessing["std"]) if preprocessing["crop_mode"] == CORNER else None
 
     def sizes(self, images: Tensor) -> dict[str, torch.Size]:
         """The sizes [C, H, W] of the levels of such images."""
@@ -156,12 +156,15 @@ class Pyramid(nn.Module):
 
     @property
     def preprocessing(self) -> PreprocessingFields:
-        """The settings of timm's transform that prepares images as the detector's does."""
+        """The settings of a transform that prepares images as the detector's does.
+
+        Where all images have one size, it is timm's, which resizes with antialiasing.
+        """
         transform: Any = self.detector.transform
-        fits = isinstance(transform, Letterbox)  # timm pads on all sides, with the same colour
+        fits = isinstance(transform, Letterbox)
         return {
             "interpolation": "bilinear", "mean": tuple(map(float, transform.image_mean)),
-            "std": tuple(map(float, transform.image_std)), "crop_pct": 1.0, "crop_mode": "border" if fits else "squash",
+            "std": tuple(map(float, transform.image_std)), "crop_pct": 1.0, "crop_mode": CORNER if fits else "squash",
         }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from edgevit.records.derivation import DataRecord, Fraction, JudgedPart, Seed
 from edgevit.records.documents import Reader
 from edgevit.records.export import Batch
 from edgevit.records.kinds import RecordKind
-from edgevit.records.model import Count, Preprocessing, PreprocessingFields, Rejection, Sha256, Size, TargetClass
+from edgevit.records.model import Count, PreprocessingFields, Rejection, Sha256, Size, TargetClass, TimmPreprocessing
 from edgevit.records.precisions import FP32
 
 _READER = Reader(CheckpointError, hint="copy the folder again, or import the ONNX file again with edgevit export")
@@ -73,7 +73,7 @@ def read_imported(file: Path) -> ImportedDocument:
         CheckpointError: the file is missing, damaged, altered or of another schema.
     """
     document = IMPORTED_KIND.read(file)
-    _READER.checked(document.preprocessing, Preprocessing, f"{file}, preprocessing,")
+    _READER.checked(document.preprocessing, TimmPreprocessing, f"{file}, preprocessing,")
     if fault := document.fault():
         raise CheckpointError(f"{file} {fault}; {_READER.hint}")
     return document

@@ -179,7 +179,10 @@ class DetectorRest:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """timm's data config and how files are read. Used for checks: elsewhere it is a dict without default values."""
+    """timm's data config and how files are read. Used for checks: elsewhere it is a dict without default values.
+
+    The crop mode "corner" is of detectors, not of timm.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -188,7 +191,7 @@ class Preprocessing:
     mean: Annotated[tuple[float, ...], _Three]
     std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], _Three]
     crop_pct: Annotated[float, Field(gt=0, le=1)]
-    crop_mode: Literal["center", "squash", "border"]
+    crop_mode: Literal["center", "squash", "border", "corner"]
     exif: Exif = "ignore"
     value_range: Annotated[float, Field(gt=0)] | None = None
 
@@ -196,6 +199,13 @@ class Preprocessing:
         """As a dict, without default values of the reading."""
         settings = asdict(self)
         return {**transform_settings(settings), **reading_settings(settings)}
+
+
+@dataclass(frozen=True)
+class TimmPreprocessing(Preprocessing):
+    """Settings that edgevit did not write: a crop mode of timm's."""
+
+    crop_mode: Literal["center", "squash", "border"]
 
 
 @dataclass(frozen=True)

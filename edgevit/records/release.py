@@ -19,7 +19,7 @@ from typing import Any
 from edgevit.errors import CheckpointError
 from edgevit.records.class_names import class_name
 from edgevit.records.documents import Reader
-from edgevit.records.model import Preprocessing, PreprocessingFields
+from edgevit.records.model import PreprocessingFields, TimmPreprocessing
 from edgevit.records.names import SPEC, TOKENIZER, WEIGHTS_ALONE, suffix_of
 from edgevit.records.tokenizer import VOCABULARY, store_tokenizer, tokenizer_text
 from edgevit.records.writing import file_sha256
@@ -76,7 +76,7 @@ def read_release(folder: Path) -> ReleaseFacts:
     origin: dict[str, str] = {}
     of_processor = _processor_preprocessing(processor) if _is_image_processor(processor) else {}
     for name, parts in ((CONFIG, _timm_preprocessing(config)), (PROCESSOR, of_processor)):
-        READER.checked({**_EXAMPLE, **parts}, Preprocessing, f"{folder / name}: its preprocessing")
+        READER.checked({**_EXAMPLE, **parts}, TimmPreprocessing, f"{folder / name}: its preprocessing")
         for part, value in parts.items():
             if part not in preprocessing:
                 preprocessing[part], origin[part] = value, name

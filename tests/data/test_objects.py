@@ -13,6 +13,7 @@ from pycocotools.mask import encode
 from edgevit.data.objects import LearntObjects, mask_of
 from edgevit.data.request import AUGMENTS, Augment
 from edgevit.data.sources.coco import CocoImages, CocoObject
+from edgevit.data.task import evaluation_transform
 from edgevit.errors import DataError
 
 PLAIN = {"input_size": (3, 60, 80), "mean": (0.0,) * 3, "std": (1.0,) * 3}
@@ -48,6 +49,18 @@ def test_boxes_and_masks_are_where_the_objects_are(tmp_path: Path, augment: Augm
             assert (marked & white).sum() >= 0.8 * (marked | white).sum()
         moved.add(tuple(target["boxes"].flatten().round().tolist()))
     assert len(moved) == (1 if augment == "none" else 8)
+
+
+def test_images_of_a_detector_of_several_sizes_are_prepared_as_without_objects(tmp_path: Path) -> None:
+    source = source_of(tmp_path)
+    references = source.references("train", "data")
+    wide = {**PLAIN, "mean": (0.4, 0.5, 0.6), "input_size": (3, 48, 48), "crop_mode": "corner"}
+    ((images, (target, _)),) = LearntObjects({1: 1, 3: 3}, masks=False).batches(
+        source, references, wide, [[(0, 0), (1, 0)]], "none", 0
+    )
+    expected = torch.stack([evaluation_transform(wide)(source.read(reference)) for reference in references])
+    torch.testing.assert_close(images, expected, rtol=0, atol=0.5001 / 255)
+    torch.testing.assert_close(target["boxes"], 0.6 * torch.tensor([[10.0, 20, 26, 36], [50, 5, 80, 35]]))
 
 
 def test_the_same_seeds_give_the_same_objects(tmp_path: Path) -> None:

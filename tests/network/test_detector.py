@@ -164,7 +164,7 @@ def test_images_of_several_sizes_are_scaled_to_fit_and_padded(file: Path, tmp_pa
         for of_picture, (height, width) in zip(found, [(40, 80), (96, 48)], strict=True):
             assert len(of_picture["boxes"]) and of_picture["boxes"][:, 2].max() <= width + 1e-3
             assert of_picture["boxes"][:, 3].max() <= height + 1e-3
-        assert model.preprocessing["crop_mode"] == "border"
+        assert model.preprocessing["crop_mode"] == "corner"
     target = {"boxes": torch.tensor([[8.0, 8.0, 40.0, 24.0]]), "labels": torch.tensor([1])}
     (scaled,) = network.module.detector.transform(pictures[:1], [target])[1]
     assert scaled["boxes"].tolist() == [pytest.approx([6.4, 6.4, 32.0, 19.2])]

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edgevit.errors import CheckpointError, OptionError
-from edgevit.records.model import Preprocessing, PreprocessingFields
+from edgevit.records.model import PreprocessingFields, TimmPreprocessing
 from edgevit.records.reading import READING
 from edgevit.records.release import PREPROCESSING_KEYS, READER, ReleaseFacts
 
@@ -70,5 +70,5 @@ def stated_preprocessing(
             f"training, such as {' '.join(examples)}"
         )
     plain = {part: list(v) if isinstance(v, tuple) else v for part, v in preprocessing.items()}
-    plain = READER.checked(plain, Preprocessing, f"the preprocessing of {file.name}").plain()
+    plain = READER.checked(plain, TimmPreprocessing, f"the preprocessing of {file.name}").plain()
     return {part: list(v) if isinstance(v, tuple) else v for part, v in plain.items()}, origin

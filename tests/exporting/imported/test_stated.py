@@ -103,6 +103,11 @@ def test_what_timm_does_not_do_is_not_taken_for_something_else(
         stated(tmp_path, preprocessor_config={**VIT, **change})
 
 
+def test_the_crop_mode_of_detectors_is_not_of_files_of_others(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"preprocessing of model\.onnx.*crop_mode"):
+        stated(tmp_path, GIVEN, {"preprocessing": json.dumps({"crop_mode": "corner"})})
+
+
 def test_edgevit_s_own_metadata_is_enough(tmp_path: Path) -> None:
     own = {**GIVEN, "crop_mode": "squash"}
     assert stated(tmp_path, metadata={"preprocessing": json.dumps(own)})[0] == own
