@@ -65,10 +65,10 @@ class CacheEntry:
 
     file: Path
     kind: str
-    base: str  # of the derivation that made it, as its user named it
+    base: str  # name of the base, as the user of the derivation that made the entry gave it
     task: str
     bytes: int
-    used_s: float  # seconds since the epoch
+    used_s: float  # time of the last use, in seconds since the epoch
 
 
 def entries(folder: Path) -> list[CacheEntry]:
@@ -171,10 +171,10 @@ class Cache:
     folder: Path | None
     progress: Progress = field(default_factory=Silent)
     limit_bytes: int = LIMIT_BYTES
-    base: str = ""  # of this derivation, in words for people
+    base: str = ""  # name of this derivation's base, which its entries state for people
     task: str = ""
-    reused: list[str] = field(default_factory=list)  # kinds that this derivation took from the cache
-    computed: set[Path] = field(default_factory=set)  # entries that it computed
+    reused: list[str] = field(default_factory=list)  # kinds of entries that this derivation took from the cache
+    computed: set[Path] = field(default_factory=set)  # files of the entries that this derivation computed
     blocked: set[str] = field(default_factory=set)  # reasons why entries were not written, each reported once
 
     @property

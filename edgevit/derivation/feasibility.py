@@ -26,13 +26,13 @@ from edgevit.records.model import HEAD_WIDTHS, SITE_AXES
 class SearchSpace:
     """What a method may remove from a network, with the options of its config."""
 
-    widths: bool = True  # QK, VO and FFN widths, as far as the shape policy allows
-    head_widths: bool = True  # if widths: those of QK and VO, and not of FFNs alone
-    neurons: bool = True  # if widths: those of FFNs
-    heads: bool = False  # whole heads
-    blocks: bool = False  # whole blocks, all but the first
-    sites: bool = False  # the attention or the FFN of a block
-    embed: int = 0  # the narrowest embedding; 0: the embedding keeps its width
+    widths: bool = True  # whether QK, VO and FFN widths may shrink, as far as the shape policy allows
+    head_widths: bool = True  # if widths: whether QK and VO widths may shrink, and not only FFNs
+    neurons: bool = True  # if widths: whether FFN widths may shrink
+    heads: bool = False  # whether whole heads may be removed
+    blocks: bool = False  # whether whole blocks may be removed, all but the first
+    sites: bool = False  # whether the attention or the FFN of a block may be removed without the other
+    embed: int = 0  # minimum width of the embedding; 0: the embedding keeps its width
     # Training images that determine the remaining directions of the embedding; 0: the method needs none.
     images: int = 0
     # Token schedules: how many tokens each block may pass on (0: all that reach it).
@@ -53,7 +53,7 @@ class Target:
     network: Network
     budget: Budget
     policy: Policy
-    images: int  # for training
+    images: int  # number of images for training
 
 
 @dataclass(frozen=True)

@@ -53,20 +53,24 @@ class Method(Generic[C]):
     mypy checks the functions against these types, and against the method's own config.
     """
 
-    config: type[C]  # its options, a frozen dataclass
-    default_steps: Callable[[C, float, int, int], int]  # of config, rate, images and batch size
+    config: type[C]  # the frozen dataclass of the method's options
+    # the number of steps, from the config, the rate, the number of images and the batch size
+    default_steps: Callable[[C, float, int, int], int]
     derive: Callable[[Problem, C], Derived]
-    search_space: Callable[[Network, C, Policy], SearchSpace] = _widths_alone  # what it may remove from a network
+    # what the method may remove from a network
+    search_space: Callable[[Network, C, Policy], SearchSpace] = _widths_alone
     check_options: Callable[[Target, C], None] = _accept_options  # refuses a config that does not fit the target
-    check_training: Callable[[C, Training], None] = _accept_training  # refuses one before anything is opened
-    check_base: Callable[[Model, C, DeriveRequest], None] = _accept_base  # refuses one before an image is read
-    gentle: bool = False  # its training starts from weights that are nearly right
-    imitates_base: bool = False  # its training has the restricted base as its default teacher
+    # refuses a training that the method cannot use, before anything is opened
+    check_training: Callable[[C, Training], None] = _accept_training
+    # refuses a base that the method cannot cut, before an image is read
+    check_base: Callable[[Model, C, DeriveRequest], None] = _accept_base
+    gentle: bool = False  # whether its training starts from weights that are nearly right
+    imitates_base: bool = False  # whether the restricted base is the default teacher of its training
     reads_labels: Callable[[C], bool] = _trains_alone  # whether anything but its training reads labels
-    reads_unlabelled: bool = False  # it calibrates on unlabelled images, too
-    needs_all_tokens: bool = False  # it cannot cut a network whose blocks pass on fewer tokens
-    cuts_half_blocks: bool = False  # it can cut models whose blocks lack their attention or their FFN
-    name: str = ""  # that of its file, which `find_method` fills in
+    reads_unlabelled: bool = False  # whether it also calibrates on unlabelled images
+    needs_all_tokens: bool = False  # whether it refuses a network whose blocks pass on fewer tokens
+    cuts_half_blocks: bool = False  # whether it can cut models whose blocks lack their attention or their FFN
+    name: str = ""  # name of the method's file; `find_method` sets it
 
     def make_config(self, options: Mapping[str, Any]) -> C:
         """Its config from options, by value or by text.

@@ -31,7 +31,7 @@ class MethodOption:
 
     name: str
     kind: type | tuple[str, ...]  # bool, int, float or str; or the allowed words
-    default: str  # as Python writes it, words without quotes
+    default: str  # default value as Python writes it, words without quotes
     explanation: str
 
     def convert(self, owner: str, value: Any) -> Any:
@@ -66,11 +66,11 @@ class MethodDescription:
     """What the source of a method declares."""
 
     name: str
-    summary: str  # the first line of its docstring
+    summary: str  # the first line of the method's docstring
     options: tuple[MethodOption, ...]
-    needs_images: bool  # False: only if it is asked to train
+    needs_images: bool  # False: it needs images only if it is asked to train
     needs_labels: bool  # False: it can cut a network whose outputs are features
-    cuts_detectors: bool  # with labels where it needs them
+    cuts_detectors: bool  # whether it can cut detectors, with labels where it needs them
 
     @property
     def slices(self) -> bool:

@@ -40,10 +40,12 @@ _MOMENTS = "plan.safetensors"  # beside the plan of an unfinished run
 class AttentionPlan:
     """The plan of an attention."""
 
-    heads: tuple[int, ...]  # those that remain
-    widths: tuple[int, int]  # of queries and keys, and of values
-    moment: Tensor | None = None  # [d + 1, d + 1] of its inputs, to factorise for; None: factorise its weights
-    weights: Attention | None = None  # the result, where the method computed it
+    heads: tuple[int, ...]  # numbers of the heads that remain
+    widths: tuple[int, int]  # width of queries and keys, and width of values, per head
+    # [d + 1, d + 1] second moment of the inputs, to factorise for; None: factorise the weights
+    moment: Tensor | None = None
+    # the attention after the cut, where the method computed it; None: it is factorised
+    weights: Attention | None = None
 
     @classmethod
     def of(
@@ -65,9 +67,11 @@ class AttentionPlan:
 class FfnPlan:
     """The plan of an FFN: some neurons remain; the others are dropped, or merged into those."""
 
-    neurons: Tensor  # [r] int64: those that remain, in this order
-    labels: Tensor | None = None  # [e] int64: for each neuron, the index in `neurons` of the one it is merged into
-    weights: Ffn | None = None  # the result, where the method computed it
+    neurons: Tensor  # [r] int64: numbers of the neurons that remain, in this order
+    # [e] int64: for each neuron, the index in `neurons` of the one it is merged into; None: no merging
+    labels: Tensor | None = None
+    # the FFN after the cut, where the method computed it; None: it follows from neurons and labels
+    weights: Ffn | None = None
 
     @property
     def width(self) -> int:
@@ -81,8 +85,8 @@ class BlockPlan:
     block: int
     attention: AttentionPlan | None
     ffn: FfnPlan | None
-    tokens: int = 0  # that it passes on; 0: as many as before
-    merged: bool = False  # whether one of these is the mean of the removed tokens
+    tokens: int = 0  # number of tokens that the block passes on; 0: as many as before
+    merged: bool = False  # whether one of the tokens passed on is the mean of the removed tokens
 
     @property
     def dims(self) -> BlockDims:
@@ -95,7 +99,8 @@ class EmbedPlan:
     """The plan of the embedding: tokens are multiplied by `encode` (`solve.embedding`)."""
 
     width: int
-    encode: Tensor | None = None  # [width, d] fp64; None: unknown, as in a plan that was read
+    # [width, d] fp64 matrix that multiplies the tokens; None: unknown, as in a plan read from a file
+    encode: Tensor | None = None
     # One for each norm of `Family.token_norms`; None: those of `encode`
     decoders: tuple[Decoder, ...] | None = None
 
@@ -121,7 +126,7 @@ class Plan:
     """The remaining blocks, in order, and the embedding."""
 
     blocks: tuple[BlockPlan, ...]
-    embed: EmbedPlan | None = None  # None: it stays as it is
+    embed: EmbedPlan | None = None  # plan of the embedding; None: it keeps its width
 
     @classmethod
     def narrowed(cls, dims: Sequence[BlockDims], neurons: Sequence[Tensor]) -> Plan:

@@ -42,7 +42,7 @@ class Stopwatch:
     """Seconds per stage of a derivation; those of a nested stage count for the inner one alone."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    within_s: float = 0.0  # of the stages that have ended within the one that is running
+    within_s: float = 0.0  # seconds of the stages that have ended within the running stage
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -64,9 +64,9 @@ class Problem:
     budget: Budget
     policy: Policy
     training: Training
-    base_training: Training  # of a copy of the whole base, where one is fine-tuned
+    base_training: Training  # training of a copy of the whole base, where one is fine-tuned
     passes: Passes
-    folder: Path  # OUT.partial, for what must survive an interruption
+    folder: Path  # OUT.partial, the folder for files that must survive an interruption
     history: History
     stopwatch: Stopwatch
     cache: Cache
@@ -88,7 +88,7 @@ class Derived:
     """The result of a method: the slim network, its plan, and figures for the record."""
 
     network: Network
-    plan: Plan  # from the problem's network to the slim one
+    plan: Plan  # how the slim network is made from the problem's network
     facts: dict[str, object]
 
 

@@ -36,11 +36,12 @@ class Budget:
     limit: float
     base: float  # the base's cost in the same quantity
     option: str  # as the user gave it, for messages and records
-    table: CostTable | None = None  # counts milliseconds and millijoules
+    # the cost table of a budget in milliseconds or millijoules; None: MACs and parameters are counted
+    table: CostTable | None = None
     # The minimum sizes of the blocks that must be kept, by number; all others must be removed. None: any block may be
     # removed, and be as small as the method and the shape allow.
     at_least: Mapping[int, BlockDims] | None = None
-    at_least_embed: int = 0  # the same of the embedding; 0: any width
+    at_least_embed: int = 0  # the minimum width of the embedding; 0: any width
 
     @property
     def rate(self) -> float:

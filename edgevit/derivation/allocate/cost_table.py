@@ -64,8 +64,9 @@ _NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Origin(BaseModel, extra="forbid", frozen=True):
     """The conditions under which a table was measured, which must be the same for its costs to hold."""
 
-    board: str | None = None  # fingerprint of a board
-    processor: str | None = None  # of a machine that is not a board
+    board: str | None = None  # fingerprint of the board; None: it was measured on another machine
+    # name of the processor of a machine that is not a board; None: it was measured on a board
+    processor: str | None = None
     power_mode: str | None = None
     clocks_locked: bool | None = None
     runner: str
@@ -73,7 +74,7 @@ class Origin(BaseModel, extra="forbid", frozen=True):
     threads: Size | None = None
     precision: str
     batch: Size = 1
-    edgevit: str | None = None  # that measured it
+    edgevit: str | None = None  # version of edgevit that measured the table; `differing` ignores it
 
     def differing(self, now: Origin) -> str:
         """Describe the conditions that are different now; empty: none, so the costs still hold."""
@@ -102,7 +103,7 @@ class StageSizes(BaseModel, extra="forbid", frozen=True):
 
     embed: Size
     tokens: Size
-    pairs: Size  # of tokens that attend to one another
+    pairs: Size  # number of pairs of tokens that attend to one another
     depth: Dimension
 
 
@@ -110,9 +111,9 @@ class BaseSizes(BaseModel, extra="forbid", frozen=True):
     """The base that a table belongs to."""
 
     family: str
-    embed: Size  # of the first stage
+    embed: Size  # width of the embedding in the first stage
     tokens: Size
-    stages: tuple[StageSizes, ...] | None = None  # None: there is one
+    stages: tuple[StageSizes, ...] | None = None  # sizes of every stage; None: the base has one stage
     patch_values: Size  # input values per patch: channels * height * width
     depth: Size
     # The sizes of one block, if all are alike, or of every block.
@@ -170,10 +171,10 @@ class PartCost(BaseModel, extra="forbid", frozen=True):
 
     part: Part
     heads: Size | None = None
-    width: Size | None = None  # of QK and VO, or neurons
-    embed: Size | None = None  # None: the base's own
-    tokens: Size | None = None  # None: all
-    stage: Size | None = None  # None: the first
+    width: Size | None = None  # of an attention the mean of its QK and VO widths, of an FFN its neurons
+    embed: Size | None = None  # width of the embedding; None: that of the base
+    tokens: Size | None = None  # number of input tokens; None: all tokens of the stage
+    stage: Size | None = None  # number of the stage, from 0; None: the first
     ms: _Finite
     mj: _Finite | None = None
 
@@ -205,7 +206,7 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
     """The costs of a base's parts, in ms of one inference and optionally in mJ of one image."""
 
     schema_: Literal[1] = Field(alias="schema")
-    measured_on: str = Field(min_length=1)  # board, power mode, precision, batch: for people
+    measured_on: str = Field(min_length=1)  # board, power mode, precision and batch in words, for people
     origin: Origin | None = None
     noise: _NonNegative | None = None
     base: BaseSizes

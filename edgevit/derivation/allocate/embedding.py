@@ -204,7 +204,7 @@ class WidthCandidate(Generic[T]):
     width: int
     shape: T
     slice_nats: float
-    shape_nats: float  # predicted for the shape, in addition
+    shape_nats: float  # predicted loss of the shape, added to that of the narrower embedding
 
     @property
     def nats(self) -> float:

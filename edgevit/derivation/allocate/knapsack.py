@@ -29,7 +29,7 @@ from edgevit.errors import BudgetError
 class Choice:
     """One candidate size of a module."""
 
-    cost: float  # MACs, parameters or milliseconds
+    cost: float  # cost in MACs, parameters, milliseconds or millijoules, at least 0
     loss: float  # predicted increase of the loss, at least 0
     value: Any  # the size, which the allocation does not read
 
@@ -56,7 +56,7 @@ class _Front:
     """The Pareto-optimal choices of one module, with rising cost and falling loss."""
 
     choices: list[Choice]
-    costs: list[int]  # in grains: all costs and the limit are whole numbers of them
+    costs: list[int]  # cost of each choice in grains, the unit in which all costs and the limit are whole numbers
 
     def best_within(self, cost: int) -> int:
         """Find the index of the best choice of at most this cost."""
@@ -130,8 +130,8 @@ def _bin_size(blocks: Sequence[_Block], room: int, bins: int) -> int:
 class _Steps:
     """A module's front in bins."""
 
-    bins: list[int]  # rising
-    indices: list[int]  # into the front
+    bins: list[int]  # number of cost bins that each choice takes, rising
+    indices: list[int]  # index in the front of each choice
 
     def take(self, best: NDArray[np.float64], losses: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[Any]]:
         """Do one min-plus step: for each number of bins the least loss with one more choice, and the index of it."""

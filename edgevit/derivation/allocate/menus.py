@@ -30,8 +30,9 @@ from edgevit.records.model import SITE_AXES
 class SiteCosts:
     """The costs of one block's sites in the budget's quantity; the block's fixed cost is part of `attention`."""
 
-    attention: Callable[[int, Tensor, Tensor], Tensor]  # of a number of heads with each pair of widths qk and vo
-    ffn: Callable[[int], float]  # of a width
+    # costs of an attention from its number of heads and each pair of QK and VO widths
+    attention: Callable[[int, Tensor, Tensor], Tensor]
+    ffn: Callable[[int], float]  # cost of an FFN from its number of neurons
     # The additional cost of a site without the other.
     attention_alone: float
     ffn_alone: float

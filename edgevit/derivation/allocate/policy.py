@@ -29,8 +29,8 @@ class Policy:
     head_step: int
     head_minimum: int
     ffn_step: int
-    equal: bool  # QK and VO share one width
-    embed_step: int = 16  # of the embedding: the tile of tensor cores, for fp16 and int8
+    equal: bool  # whether QK and VO share one width
+    embed_step: int = 16  # step of the embedding's width; 16 is the tile of tensor cores for fp16 and int8
 
     def step(self, axis: SizeAxis) -> int:
         return self.ffn_step if axis == "ffn" else self.head_step

@@ -46,8 +46,8 @@ _Floats = NDArray[np.float64]
 class SizeGrid:
     """The costs of a part on a full grid of sizes."""
 
-    sizes: tuple[NDArray[np.int64], ...]  # along each axis, rising
-    costs: _Floats  # one dimension for each axis
+    sizes: tuple[NDArray[np.int64], ...]  # listed sizes along each axis, rising
+    costs: _Floats  # cost of each combination of sizes, with one dimension for each axis
 
     def at(self, axis: int, size: int) -> SizeGrid:
         """Fix the size along an axis: below the smallest the smallest counts, between two costs are interpolated."""
@@ -70,10 +70,11 @@ class Prices:
     """Costs in one stage, at one width of the embedding and one number of tokens."""
 
     quantity: Measured
-    stages: tuple[Mapping[Part, SizeGrid], ...]  # the first has the cost of everything outside all blocks
+    # costs of each part by stage; the first stage has the cost of everything outside all blocks
+    stages: tuple[Mapping[Part, SizeGrid], ...]
     base_blocks: tuple[BlockDims, ...]
     embed: int
-    tokens: int  # that blocks get
+    tokens: int  # number of input tokens of the blocks
     stage: int = 0
 
     @property

@@ -26,8 +26,8 @@ class AffineReplacement:
     """The affine map that replaces a site, fp32 on the device."""
 
     branch: SiteLayer[Any]
-    weight: Tensor  # [d, d]
-    bias: Tensor  # [d]
+    weight: Tensor  # [d, d] linear part of the map
+    bias: Tensor  # [d] constant part of the map
 
     def apply(self, tokens: Tensor) -> Tensor:
         """Add the map's output to the tokens."""

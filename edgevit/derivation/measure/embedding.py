@@ -72,7 +72,7 @@ class TokenStatistics:
     # [norms, groups, (d + 1) (d + 2) / 2] fp32: the triangle of E [n 1]^T [n 1] of each norm, in parts by groups of
     # images whose mean it is; then those of tokens x that a head reads, with x in place of n.
     moments: Tensor
-    worth: Tensor  # the same number, fp64: the sensitivity of each norm's output, over all tokens
+    worth: Tensor  # [norms] fp64, as many as `moments`: the sensitivity of each norm's output, over all tokens
 
     def tensors(self) -> dict[str, Tensor]:
         return {"directions": self.directions, "token_moments": self.moments, "token_worth": self.worth}

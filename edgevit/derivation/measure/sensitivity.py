@@ -39,11 +39,11 @@ class Sensitivity:
     Of a missing site H or d is 0, and its sensitivity by token is that of the other site.
     """
 
-    qk: Tensor  # [H, q] loss without each dimension of queries and keys
-    vo: Tensor  # [H, v] loss without each dimension of values and outputs
-    heads: Tensor  # [H] loss without each head's output
+    qk: Tensor  # [H, q] loss when each dimension of queries and keys is removed
+    vo: Tensor  # [H, v] loss when each dimension of values and outputs is removed
+    heads: Tensor  # [H] loss when each head's output is removed
     attention: Tensor  # [N] squared gradient of the attention's output, by token
-    ffn: Tensor  # [N] the same of the FFN's output
+    ffn: Tensor  # [N] squared gradient of the FFN's output, by token
     metric: Tensor  # [d, d] E[g g^T] of the FFN's output, summed over tokens
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Sensitivity:

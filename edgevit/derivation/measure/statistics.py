@@ -40,7 +40,7 @@ class BlockStatistics:
     mean: Tensor  # [e] mean of h
     moment: Tensor | None = None  # [d + 1, d + 1] mean of [x 1]^T [x 1], x the attention's normalised input
     hidden: Tensor | None = None  # [e, e] mean of h^T h
-    query: Tensor | None = None  # [d + 1, d + 1] as `moment`, each token weighted by how much its query matters
+    query: Tensor | None = None  # [d + 1, d + 1] `moment` with each token weighted by how much its query matters
 
     def tensors(self) -> dict[str, Tensor]:
         """The statistics that were collected, by name."""

@@ -25,9 +25,9 @@ _RUN = 8  # neighbouring images in one group, as neighbours in a listing are oft
 class Thinning:
     """Which tokens of a batch are used."""
 
-    every: int  # one patch in so many is used; 1: all
-    tokens: int  # of an image, N
-    prefix: int  # of these, the first: class, distillation and register tokens
+    every: int  # one patch in this number is used; 1: all patches
+    tokens: int  # N, the number of tokens of an image
+    prefix: int  # number of class, distillation and register tokens, which are the first of an image's tokens
     # Which tokens are real, not padding, which weighs nothing: `Network.real_tokens`; None: all are.
     real: Callable[[Tensor], Tensor | None] | None = None
 

@@ -40,10 +40,10 @@ _ACCEPT_WEAK, _ACCEPT_PREPROCESSING = "--accept-weak-base", "--accept-preprocess
 class Neighbour:
     """Another preprocessing than the assumed one, and its effect on the base."""
 
-    option: str  # that selects it
+    option: str  # command-line options that select this preprocessing
     preprocessing: Mapping[str, Any]
-    gained: int = 0  # images that are right with it alone
-    lost: int = 0  # images that are right without it alone
+    gained: int = 0  # number of images that are right with this preprocessing and wrong with the assumed one
+    lost: int = 0  # number of images that are wrong with this preprocessing and right with the assumed one
 
 
 def neighbours(preprocessing: Mapping[str, Any]) -> list[Neighbour]:
@@ -65,8 +65,8 @@ class Answers:
     """The base's outputs for validation images, and its accuracy under each neighbour."""
 
     split: Split
-    full: tuple[int, ...]  # for each image, the output that is largest
-    restricted: tuple[int, ...]  # the position of the largest among the target classes
+    full: tuple[int, ...]  # for each image, the index of its largest output
+    restricted: tuple[int, ...]  # for each image, the position of its largest output among the target classes
     neighbours: tuple[Neighbour, ...]
 
     @property

@@ -50,13 +50,13 @@ class Opened:
 
     base_name: str
     base: Model
-    fitted: FittedHead | None  # None: the base had a head of its own
+    fitted: FittedHead | None  # head that was fitted to the base; None: the base had a head of its own
     task: Task
-    assumed: Assumptions | None  # None: there are no images
+    assumed: Assumptions | None  # what was assumed about classes and preprocessing; None: there are no images
     passes: Passes
     cache: Cache
     head: Head
-    network: Network  # the base's, with the requested head
+    network: Network  # the base's network with the requested head
 
     def resume_key(self, training: Training) -> dict[str, object]:
         """The part of a request that a resumed run must share with the unfinished one."""

@@ -30,13 +30,13 @@ class ResolvedDerivation:
 
     request: DeriveRequest
     opened: Opened
-    earlier: PlanRecord | None  # the plans by which the base itself was derived
+    earlier: PlanRecord | None  # plans by which the base itself was derived; None: it was not derived
     method: Method[Any]
     config: Any
     budget: Budget
     policy: Policy
     training: Training
-    base_training: Training  # of a copy of the base, where one is fine-tuned
+    base_training: Training  # training of a copy of the base, where one is fine-tuned
     rejection: RejectionImages | None
 
     def problem(self, folder: Path) -> Problem:

@@ -67,9 +67,9 @@ def head_singular_values(parts: Sequence[Attention]) -> list[tuple[Tensor, Tenso
 class Metrics:
     """The metrics in which the error of one attention's factors is measured, from the moment of its input tokens."""
 
-    query: Tensor  # [s, s] second moment of [x 1], or of x where queries have no bias
+    query: Tensor  # [s, s] second moment of the queries' inputs: [x 1], or x where queries have no bias
     key: Tensor  # [d, d] covariance of x: softmax ignores what all keys of a query have in common
-    mean: Tensor  # [d] of x
+    mean: Tensor  # [d] mean of x
 
 
 def metrics(moment: Tensor, query_side: int) -> Metrics:

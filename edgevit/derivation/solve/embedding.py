@@ -142,11 +142,11 @@ def refined(directions: Tensor, width: int, moments: Sequence[Tensor], worth: Se
 class _Moments:
     """Second moments of tokens n [d] and of E n [d'] in the precision of the sums: linear in the images they are of."""
 
-    weight: Tensor  # of the images
-    mean: Tensor  # [d], of n
-    encoded: Tensor  # [d'], of E n
-    cross: Tensor  # [d, d'], of n (E n)^T
-    gram: Tensor  # [d', d'], of E n (E n)^T
+    weight: Tensor  # sum of the images' weights, the divisor of all sums
+    mean: Tensor  # [d] sum of n
+    encoded: Tensor  # [d'] sum of E n
+    cross: Tensor  # [d, d'] sum of n (E n)^T
+    gram: Tensor  # [d', d'] sum of E n (E n)^T
 
     @classmethod
     def of(cls, encode: Tensor, moment: Tensor) -> _Moments:

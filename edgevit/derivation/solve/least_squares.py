@@ -237,8 +237,8 @@ class Regression:
 class Removal:
     """The order in which to remove neurons, and the cost of each. One order serves every width."""
 
-    order: Tensor  # [e] int64, the first to be removed first
-    cost: Tensor  # [e] growth of E|output error|^2 as each goes, in that order, the rest refitted; fp64
+    order: Tensor  # [e] int64: numbers of the neurons, the first to be removed first
+    cost: Tensor  # [e] fp64, in that order: growth of E|output error|^2 as each is removed and the rest refitted
 
     def remaining(self, width: int) -> Tensor:
         """The neurons that remain at this width, in their own order: [width]."""

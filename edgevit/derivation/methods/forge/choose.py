@@ -57,7 +57,7 @@ class ChosenShape:
     # Per block the sizes of its attention and its FFN width, None for a removed site; or None for a removed block.
     blocks: Sequence[tuple[AttentionPlan | None, int | None] | None]
     predicted_nats: float
-    tokens: Schedule | None = None  # None: no block removes tokens
+    tokens: Schedule | None = None  # number of tokens that each block passes on; None: no block removes tokens
 
 
 def _allocated(
@@ -141,7 +141,7 @@ class _Spending:
     curves: Sequence[BlockCurves]
     replaced: Callable[[], Sequence[BlockCurves]]
     judge: Callable[[Sequence[Plan]], list[float]]
-    geometry_of: Callable[[int], Geometry]  # of a width of the embedding
+    geometry_of: Callable[[int], Geometry]  # geometry of the network at a width of the embedding
 
     @property
     def whole(self) -> int:

@@ -27,14 +27,15 @@ class BlockCurves:
     """The statistics and predicted losses of one block."""
 
     statistics: BlockStatistics
-    qk: Spectrum | None  # the singular directions of queries with keys, for the task's tokens; None: no attention
-    vo: Spectrum | None  # the same of values with outputs
-    sensitivity: Sensitivity  # its qk and vo have an entry per direction of these spectra, not per dimension
-    removal: Removal | None  # the order in which neurons are removed, with the error of each; None: no FFN
-    ffn_losses: Tensor  # [e] nats of each neuron, in the order of removal
-    block_loss: Tensor  # [1] nats without the whole block
-    site_losses: Tensor  # [2] nats without its attention and without its FFN; infinite if not measured
-    ridge: Tensor  # [1] of the order of removal and of the refit, which draws to the columns of the base
+    qk: Spectrum | None  # singular directions of queries with keys, for the task's tokens; None: no attention
+    vo: Spectrum | None  # singular directions of values with outputs, for the task's tokens; None: no attention
+    # sensitivities of the block; qk and vo have an entry per direction of the spectra, not per dimension
+    sensitivity: Sensitivity
+    removal: Removal | None  # order in which neurons are removed, with the error of each; None: no FFN
+    ffn_losses: Tensor  # [e] predicted loss of removing each neuron, in nats, in the order of removal
+    block_loss: Tensor  # [1] loss without the whole block, in nats
+    site_losses: Tensor  # [2] losses without its attention and without its FFN, in nats; infinite if not measured
+    ridge: Tensor  # [1] ridge of the order of removal and of the refit; it draws the refit to the base's columns
 
     @property
     def spectra(self) -> Spectra | None:

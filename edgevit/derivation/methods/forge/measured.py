@@ -20,9 +20,10 @@ from edgevit.network.network import Network
 class MeasuredLosses:
     """Divergence from the base per image, for every block: [L] each if not said otherwise, fp64 on the CPU."""
 
-    narrowed: Tensor  # [networks, L] with the narrow block of each network in its place
-    without: Tensor  # without the block
-    sites: Tensor  # [L, 2] without its attention, without its FFN; infinite if not measured, or if it has one site only
+    narrowed: Tensor  # [networks, L] loss with each block replaced by the narrow block of each network
+    without: Tensor  # [L] loss with each block removed
+    # [L, 2] loss without a block's attention, and without its FFN; infinite if not measured, or for its only site
+    sites: Tensor
 
 
 def _past(branch: SiteLayer[Any] | None, tokens: Tensor) -> Tensor:

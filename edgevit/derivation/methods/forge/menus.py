@@ -19,7 +19,7 @@ class Removable:
 
     heads: bool
     block: bool
-    sites: bool  # one site alone
+    sites: bool  # whether one of the block's sites may be removed without the other
 
 
 def block_menu(

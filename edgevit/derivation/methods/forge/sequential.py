@@ -46,9 +46,10 @@ class Slim:
     """A network whose output weights are solved in place."""
 
     network: Network
-    blocks: Sequence[int]  # for each of its blocks, the number of the base's block
-    align: bool = False  # whether layers that read normalised tokens are aligned first
-    encode: Tensor | None = None  # [d', d]: the target of its tokens is encode times the base's; None: the base's
+    blocks: Sequence[int]  # number in the base of each block of the network
+    align: bool = False  # whether layers that read normalised tokens are aligned before output weights are solved
+    # [d', d]: the tokens approximate encode times the base's tokens; None: the base's tokens themselves
+    encode: Tensor | None = None
 
 
 _Scale = Tensor | float
@@ -97,8 +98,9 @@ class _Layer:
     number: int
     branches: tuple[SiteLayer[Any] | None, SiteLayer[Any] | None]
     scales: tuple[_Scale, _Scale] | None
-    middles: list[Tensor]  # the tokens after its attention
-    ffn_outputs: list[Tensor]  # where a norm reads the sum of tokens and output, these sums
+    middles: list[Tensor]  # tokens after the attention, one tensor [B, N, d] per batch
+    # outputs of the FFN, one tensor per batch; where a norm reads the sum of tokens and output, that sum
+    ffn_outputs: list[Tensor]
 
 
 class _Solver:

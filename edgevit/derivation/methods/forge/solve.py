@@ -48,8 +48,8 @@ class Solved:
     """The network of the best plan."""
 
     network: Network
-    name: str  # of the plan
-    tried: dict[str, Tried]  # by the name of the option
+    name: str  # name of the best plan
+    tried: dict[str, Tried]  # steps that were kept only if they help, by the name of their option
 
 
 def solve(

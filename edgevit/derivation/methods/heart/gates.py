@@ -32,11 +32,11 @@ _SHUT = 1e-6  # the smallest gate: its logarithm is added to logits
 class Closing:
     """What is removed, and how fast gates close."""
 
-    plan: Callable[[nn.Module], Plan]  # the plan for the network with its present weights
-    dims: Sequence[BlockDims]  # of the pruned blocks
+    plan: Callable[[nn.Module], Plan]  # computes the plan for the network with its present weights
+    dims: Sequence[BlockDims]  # sizes of the pruned blocks
     head_gates: Sequence[Tensor]  # [H_l] per block: S - tau, above 0 for heads that stay; infinite if none is removed
-    first: float  # gamma at the first step
-    last: float  # gamma at the last
+    first: float  # gamma, the steepness of the gates, at the first step
+    last: float  # gamma at the last step
     steps: int
 
 

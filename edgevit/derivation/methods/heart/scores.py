@@ -67,8 +67,9 @@ class Gates:
     """All gates of one batch in one tensor, and the network that they belong to."""
 
     network: Network
-    values: Tensor  # [B, G]
-    attention: dict[int, Tensor] = field(default_factory=dict)  # per block that ranks tokens, their scores [B, N]
+    values: Tensor  # [B, G] values of all gates of each image
+    # scores [B, N] of the tokens, by the number of a block that ranks tokens
+    attention: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
     def open_(cls, network: Network, images: Tensor) -> Gates:

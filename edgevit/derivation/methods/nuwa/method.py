@@ -149,8 +149,9 @@ class _Start:
     """A network to cut, the base or its anchor, with its statistics."""
 
     network: Network
-    masks: Sequence[Tensor] | None  # of its FFN neurons, if it is the anchor
-    key: dict[str, Any]  # of the statistics in the cache
+    # one mask per block for the FFN neurons of the anchor; None: the network is the base
+    masks: Sequence[Tensor] | None
+    key: dict[str, Any]  # key of the statistics in the cache
     statistics: list[BlockStatistics]
     blocks: list[Block]
 

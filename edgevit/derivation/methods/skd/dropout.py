@@ -52,7 +52,8 @@ class WeightedMasks:
     """Channels drawn for each image by their mean activation."""
 
     whole: Sequence[BlockDims]
-    draws: list[tuple[Tensor, Tensor]]  # per block, uniform in [0, 1): of the widths [w] and of the neurons [e]
+    # random numbers in [0, 1) per block: [w] for the head widths and [e] for the neurons
+    draws: list[tuple[Tensor, Tensor]]
     rate: float
 
     def narrowed(self, tokens: Tensor) -> Tensor:
@@ -89,7 +90,7 @@ class Rival:
     """Draws the sub-network of each step in place of PIAD."""
 
     kind: Literal["channel", "weighted", "layer", "none"]
-    rate: float  # the share that is dropped
+    rate: float  # share of the channels or blocks that is dropped
 
     def draw(
         self, whole: Sequence[BlockDims], generator: Generator, device: torch.device

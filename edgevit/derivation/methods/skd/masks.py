@@ -35,8 +35,9 @@ class Dropping(Protocol):
 class Masks:
     """The factor of each dimension: zero or one for a slice."""
 
-    blocks: list[tuple[Tensor, Tensor]]  # per block, the projection's output [H * (2q + v)] and the neurons [e]
-    embed: int | None = None  # how many of the first channels of tokens reach each norm; None: all
+    # masks per block: of the projection's outputs [H * (2q + v)] and of the neurons [e]
+    blocks: list[tuple[Tensor, Tensor]]
+    embed: int | None = None  # number of the tokens' first channels that reach each norm; None: all
 
     def of_module(self, tensor: Tensor, block: int, part: int) -> Tensor:
         return tensor * self.blocks[block][part].to(tensor.dtype)

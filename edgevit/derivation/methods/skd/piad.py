@@ -134,10 +134,10 @@ def cut(network: Network, dims: Sequence[BlockDims], embed: int | None = None) -
 class Importance:
     """The importance of each dimension, to first order (Eq. 9), and the loss without each module."""
 
-    loss: float  # the mean over the images
+    loss: float  # mean loss over the images, with all modules
     taylor: dict[Module, Tensor]  # [w] per module: |gradient * activation|, summed over heads, tokens and images
-    skipped: dict[Module, float]  # the loss without the module
-    narrowed: dict[int, float] = field(default_factory=dict)  # the loss at other widths of the embedding
+    skipped: dict[Module, float]  # mean loss without the module, by module
+    narrowed: dict[int, float] = field(default_factory=dict)  # mean loss by width of a narrower embedding
 
 
 def _by_width(scores: Tensor, dims: BlockDims) -> Tensor:
@@ -249,7 +249,7 @@ def _worth(units: Sequence[Unit], importance: Importance) -> list[float]:
 class DropoutSchedule:
     """How the dropout list grows."""
 
-    macs: int  # of the units on the list in the end
+    macs: int  # MACs of the units that are on the list at the end
     updates: int  # P_e: the number of times that the list grows
     steps: int  # the number of training steps in which it grows
 
