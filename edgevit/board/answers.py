@@ -106,7 +106,7 @@ class ProfileAnswer:
 
 @dataclass(frozen=True)
 class BenchAnswer:
-    runs: tuple[dict[str, Any], ...]  # `Run` reads them
+    runs: tuple[dict[str, Any], ...]  # unchecked runs, which `records.Run` reads
     profiles: tuple[ProfileAnswer, ...]
     changed: Changed
     failed: FailedRun | None
@@ -141,7 +141,8 @@ class Built:
 @dataclass(frozen=True)
 class Classified:
     nonfinite: int
-    rows: Any = None  # of millions of figures, NaN among them: who asked for them checks them
+    # unchecked outputs of all images, of millions of figures with NaN among them; None: they were not requested
+    rows: Any = None
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ from edgevit.request import takes_options
 from edgevit.text import printable, shortened
 from edgevit.version import written_by
 
-_ON_A_BOARD_S = 10.0  # of window and of idle power: the rails' sensors average over 0.43 s
+# duration of the window and of the idle measurement on a board: the rails' sensors average over 0.43 s
+_ON_A_BOARD_S = 10.0
 _ELSEWHERE_S = 1.0
 _OLDEST_RUN = datetime(2026, 1, 1, tzinfo=timezone.utc)  # none is older than edgevit
 _CROSS_CHECK_S = 3.0  # trtexec's own default
@@ -57,10 +58,11 @@ class Bench:
     runs: tuple[Run, ...]
     setting: Setting
     changed: Changed  # the power mode and whether the clocks were locked, as they were for the runs
-    cross_checks: tuple[dict[str, Any], ...]  # trtexec's own figures for the same engines, by batch
-    work: Mapping[str, Work]  # of one image, by the label of its model; files that do not say are left out
-    ceiling: Ceiling | None  # of the board in its power mode; None: no profile
-    profiles: tuple[LayerProfile, ...] = ()  # where the time goes, where that was asked for
+    cross_checks: tuple[dict[str, Any], ...]  # figures of trtexec for the same engines, by batch
+    # MACs, parameters and values of one image, by the label of the model; models that do not state them are left out
+    work: Mapping[str, Work]
+    ceiling: Ceiling | None  # peaks of the board in its power mode; None: the board has no profile
+    profiles: tuple[LayerProfile, ...] = ()  # times of the models' layers; empty: they were not requested
 
     def least_s(self, run: Run) -> float | None:
         """The lower bound on the time of one inference on this board in this power mode."""
@@ -284,8 +286,8 @@ class Turns:
 
     runs: tuple[Run, ...]
     changed: Changed  # the power mode and whether the clocks were locked, as they were for the runs
-    failed: FailedRun | None  # it ended the rest
-    profiles: tuple[LayerProfile, ...]  # where the time goes, of those that were asked for
+    failed: FailedRun | None  # the run that failed, after which none was made; None: no run failed
+    profiles: tuple[LayerProfile, ...]  # times of the layers of the models for which they were requested
 
 
 def take_turns(

@@ -50,36 +50,38 @@ class Row:
     provider: str | None
     batch: int
     streams: int
-    use: str  # how inferences followed each other, and where they began
+    use: str  # how inferences follow each other, and where they begin
     p50_ms: float
     p90_ms: float
     p95_ms: float
     p99_ms: float
     gpu_p50_ms: float | None
     gpu_p99_ms: float | None
-    spread: float  # standard deviation over mean
+    spread: float  # standard deviation of the latencies over their mean
     samples: int
     images_per_s: float
-    memory_peak_mib: float | None  # resident set of the process
-    memory_drop_mib: float | None  # fall of the machine's available memory
+    memory_peak_mib: float | None  # peak resident set of the process
+    memory_drop_mib: float | None  # largest fall of the machine's available memory
     memory_engine_mib: float | None
     load_ms: float
     first_inference_ms: float
-    power_w: float | None  # of the module: the sum of `rails`
+    power_w: float | None  # mean power of the module: the sum of `rails`
     idle_power_w: float | None
-    energy_mj: float | None  # per image, gross
-    energy_net_mj: float | None  # less what the module draws when idle
-    rails: tuple[str, ...]  # empty: not known which make up the module
+    energy_mj: float | None  # energy per image, including what the module draws when idle
+    energy_net_mj: float | None  # energy per image, less what the module draws when idle
+    rails: tuple[str, ...]  # rails that make up the module; empty: not known
     power_window_s: float | None
-    ticks_share: float | None  # of that window: meters are read, and no inference runs; not in `power_w`
-    gpu_load: float | None  # 0 to 1
+    # share of that window in which meters are read and no inference runs; not counted in `power_w`
+    ticks_share: float | None
+    gpu_load: float | None  # mean load of the GPU, 0 to 1
     temperature_max_c: float | None
     power_mode: str | None
-    roofline_share: float | None  # of what the board can do at most
-    period_ms: float | None  # None: no pauses
-    missed: int | None  # periods
-    parts_ms: dict[str, float] | None  # medians; None: it begins with input that is there
-    void: tuple[str, ...]  # why these numbers are not this board's
+    roofline_share: float | None  # share of the board's peak: the least time by the roofline over the measured time
+    period_ms: float | None  # time between the beginnings of two inferences; None: one follows another without pauses
+    missed: int | None  # number of periods in which no inference began
+    # median time of each part of an inference; None: its input is there at the beginning
+    parts_ms: dict[str, float] | None
+    void: tuple[str, ...]  # why these numbers are not those of this board; empty: they are
     warnings: tuple[str, ...]
 
     @property
@@ -99,21 +101,25 @@ class Comparison:
     after: str
     batch: int
     streams: int
-    use: str  # of both
-    figure: str  # of UNITS
+    use: str  # how inferences of both follow each other, and where they begin
+    figure: str  # name of the compared figure, a key of UNITS
     unit: str
     before_value: float
     after_value: float
     ratio: float
-    low: float | None  # None: not judged, because it is void, the machine was busy, or there are too few samples
+    # lower end of the ratio's interval; None: not judged, as a run is void, the machine was busy, or samples are few
+    low: float | None
     high: float | None
     outcome: _Outcome
-    runs: tuple[int, int]  # before and after; of one each, the interval leaves out how processes differ
-    blocks: tuple[int, int] | None  # inferences in a row that were resampled together; None: whole runs were
-    rounds: int | None  # of one session, in which both were measured in turns; None: they were not
+    # number of runs before and after; with one each, the interval leaves out how processes differ
+    runs: tuple[int, int]
+    # number of successive inferences resampled together, before and after; None: whole runs were resampled
+    blocks: tuple[int, int] | None
+    # number of rounds of one session in which both were measured in turns; None: not measured in turns
+    rounds: int | None
     widened: float  # factor by which each end of the interval was moved, as a machine's speed moved within a run
-    void: tuple[str, ...]  # why the runs are
-    warnings: tuple[str, ...]  # of the runs, with the model's name
+    void: tuple[str, ...]  # why the runs are void; empty: they are not
+    warnings: tuple[str, ...]  # warnings of the runs, with the model's name
     differing: tuple[str, ...]  # what differs in their environments; not empty only if the comparison was forced
 
 

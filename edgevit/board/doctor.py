@@ -39,7 +39,7 @@ class Check:
     state: Literal["ok", "warning", "problem"]
     actual: str
     expected: str | None = None
-    hint: str | None = None  # a command, or what to do; never None unless all is well
+    hint: str | None = None  # a command, or what to do; None only if all is well
 
 
 def diagnose(facts: BoardFacts, profile: Profile | None) -> tuple[Check, ...]:

@@ -72,7 +72,7 @@ class Memory:
 @dataclass(frozen=True)
 class Disk:
     cache_free_bytes: int | None = None
-    cache: str | None = None  # the folder
+    cache: str | None = None  # the agent's cache folder on the board
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Recovered:
 class BoardFacts:
     """All facts of a machine."""
 
-    host: str | None = None  # as it was named; None: this machine
+    host: str | None = None  # name of the host as the user gave it; None: this machine
     module: Module = field(default_factory=Module)
     l4t: str | None = None
     jetpack: str | None = None
@@ -129,20 +129,21 @@ class BoardFacts:
     user: str = ""
     root: bool = False
     hostname: str = ""
-    clock_s: float | None = None  # since 1970, by its own clock
-    clock_ahead_s: float | None = None  # of this machine's clock, which is what runs are dated by
+    clock_s: float | None = None  # time by the board's own clock, in seconds since 1970
+    clock_ahead_s: float | None = None  # how far the board's clock is ahead of this machine's, which dates the runs
     power_mode: PowerMode | None = None
     power_modes: tuple[ListedMode, ...] = ()
     default_power_mode: int | None = None
     clocks: dict[str, Clock | None] = field(default_factory=dict)
-    clocks_locked: bool | None = None  # of the GPU and the cores
-    memory_clock_locked: bool | None = None  # None: not known, as it takes root to read
+    clocks_locked: bool | None = None  # whether the clocks of GPU and cores are locked; None: not known
+    # whether the memory clock is locked; None: not known, as only root can read it
+    memory_clock_locked: bool | None = None
     rails: tuple[RailReading, ...] = ()
     power_interval_ms: float | None = None
-    meters: dict[str, str | None] = field(default_factory=dict)  # why a meter cannot read the power; None: it can
+    meters: dict[str, str | None] = field(default_factory=dict)  # by meter, why it cannot read the power; None: it can
     memory: Memory = field(default_factory=Memory)
     disk: Disk = field(default_factory=Disk)
-    denied: tuple[str, ...] = ()  # devices of the GPU that the user may not open
+    denied: tuple[str, ...] = ()  # device files of the GPU that the user may not open
     temperatures_c: dict[str, float] = field(default_factory=dict)
     trtexec: str | None = None
     programs: dict[str, str | None] = field(default_factory=dict)

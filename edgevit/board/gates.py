@@ -64,9 +64,10 @@ _GATE = re.compile(
 class Metric:
     """A figure that a gate can limit."""
 
-    quantity: str  # of UNITS
-    needs: str  # of _ADVICE
-    read: Callable[[Run], float | None]  # in the quantity's smallest unit
+    quantity: str  # key of UNITS
+    needs: str  # key of _ADVICE
+    # returns the figure of a run in the quantity's smallest unit; None: not measured
+    read: Callable[[Run], float | None]
 
 
 def _gpu_percentile(percentile: float) -> Metric:
@@ -107,13 +108,13 @@ METRICS: dict[str, Metric] = {
 class Gate:
     """A bound on one figure."""
 
-    metric: str  # of METRICS
-    comparison: str  # of _COMPARISONS
+    metric: str  # key of METRICS
+    comparison: str  # key of _COMPARISONS
     value: float
     unit: str
-    text: str  # as it was asked for
-    batch: int | None = None  # that it is about; None: all
-    source: str | None = None  # who asked for it, such as "profile orin-nx-16gb"; None: the command line
+    text: str  # the gate as the user wrote it
+    batch: int | None = None  # batch size that the gate limits; None: every batch size
+    source: str | None = None  # where the gate is from, such as "profile orin-nx-16gb"; None: the command line
 
     @property
     def units(self) -> int:
@@ -142,10 +143,11 @@ class Verdict:
     streams: int
     use: str
     repeats: int
-    value: float | None  # in the gate's unit, the worst of the repeats
-    margin: float | None  # share of the limit that is to spare; below 0: missed by it. None: not measured, or limit 0
+    value: float | None  # worst figure of the repeats, in the gate's unit; None: not measured
+    # share of the limit to spare; negative: the limit is missed by it; None: not measured, or the limit is 0
+    margin: float | None
     state: State
-    reasons: tuple[str, ...]  # it is void, or was not measured and what to try
+    reasons: tuple[str, ...]  # why it is void; or why it was not measured, and what to try
 
 
 def parse_gate(text: str, source: str | None = None) -> Gate:

@@ -68,14 +68,15 @@ _IN_TURNS = {**_FIGURES, "processor": Run.processor_ms}
 class Ratio:
     """One figure of `after` over that of `before`; of several runs, the geometric mean; of rounds, the median."""
 
-    figure: str  # of _IN_TURNS
+    figure: str  # key of _IN_TURNS
     before: float
     after: float
-    ratio: float  # of rounds, the median of their ratios, which need not be that of the medians
-    low: float | None  # of the interval; None: too few samples or rounds for one
+    ratio: float  # the ratio; of rounds, the median of their ratios, which need not be the ratio of the medians
+    low: float | None  # lower end of the 95 % interval; None: too few samples or rounds for one
     high: float | None
-    blocks: tuple[int, int] | None = None  # inferences in each that was resampled; None: no interval, or runs were
-    rounds: int | None = None  # in which both were measured; None: they were not measured in turns
+    # number of successive inferences resampled together, before and after; None: no interval, or runs were resampled
+    blocks: tuple[int, int] | None = None
+    rounds: int | None = None  # number of rounds in which both were measured; None: not measured in turns
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,8 @@ def resample(samples: Sequence[float], statistics: Callable[[Floats], Floats], b
 @dataclass(frozen=True)
 class _Spread:
     block: int
-    figures: dict[str, Floats]  # deviations of the logarithm, one per resample; of those that have samples enough
+    # by figure, deviations of its logarithm, one per resample; figures with too few samples are missing
+    figures: dict[str, Floats]
 
 
 def _spread_within(run: Run, random: Generator) -> _Spread:

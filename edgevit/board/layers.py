@@ -29,21 +29,22 @@ _READER = Reader(RunsError, hint="remove the line if it was cut off, or measure 
 class LayerProfile:
     """The layers of one model at one batch size, each with its times by the runtime's own profiler."""
 
-    profiled: Literal["layers"] = "layers"  # what a line of such a file is, for who reads it
+    profiled: Literal["layers"] = "layers"  # what a line of such a file is, for a program that reads it
     label: str
-    model: str  # file name
+    model: str  # file name of the model
     model_sha256: str
     precision: str | None
     runner: str
     provider: str | None
     batch: int
-    clock: Literal["gpu", "host"]  # that whole inferences were timed by
-    inferences_ns: tuple[int, ...]  # whole ones, with the profiler on
-    plain_ns: tuple[int, ...]  # by the same clock, of the plain runs of the same session: all of their inferences
+    clock: Literal["gpu", "host"]  # the clock that timed whole inferences
+    inferences_ns: tuple[int, ...]  # durations of whole inferences with the profiler on
+    # durations, by the same clock, of all inferences of the session's runs without the profiler
+    plain_ns: tuple[int, ...]
     layers: tuple[Layer, ...]
     environment: dict[str, str]
     session: str
-    created: str  # UTC, ISO 8601
+    created: str  # time of the profile as ISO 8601, UTC
     edgevit: str
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ class Work:
 
     macs: int
     params: int
-    values: int  # pixels in and logits out
+    values: int  # number of pixels that go in and of outputs that come out, per image
 
     def least_s(self, limits: Ceiling, batch: int, precision: str) -> float:
         """The lower bound on the time of one inference."""
@@ -41,8 +41,8 @@ class Measurable:
     path: Path
     sha256: str
     precision: str | None
-    label: str  # the folder's name, or the file's
-    work: Work | None = None  # None: a bare file does not say
+    label: str  # name of the model folder, or of the file
+    work: Work | None = None  # cost of one image; None: a bare file does not state it
 
 
 def find_file(model: Path, precision: str | None, provider: str | None) -> Measurable:

@@ -37,10 +37,11 @@ class Mode(BaseModel, extra="forbid", frozen=True):
     id: int | None
     name: str
     cpus: Size
-    tpcs: Size  # on; each has two SMs
-    gpu_mhz: float = Field(gt=0)  # the cap
-    gpu_mhz_jetpack5: float | None = Field(default=None, gt=0)  # where JetPack 5's table has another
-    emc_mhz: float = Field(gt=0)  # the memory controller's cap
+    tpcs: Size  # number of TPCs that are on, each with two SMs
+    gpu_mhz: float = Field(gt=0)  # highest GPU clock
+    # highest GPU clock in the table of JetPack 5, if another; None: the same
+    gpu_mhz_jetpack5: float | None = Field(default=None, gt=0)
+    emc_mhz: float = Field(gt=0)  # highest clock of the memory controller
 
     @property
     def gpu_hz(self) -> float:
@@ -53,7 +54,7 @@ class BoardVariant(BaseModel, extra="forbid", frozen=True):
 
     gpu_max_mhz: float = Field(gt=0)
     emc_max_mhz: float = Field(gt=0)
-    fp16_tflops: float  # dense, through tensor cores
+    fp16_tflops: float  # peak of dense fp16 products in tensor cores
     derivation: str
     bandwidth_gb_per_s: float
     default_mode: str | None
@@ -70,7 +71,7 @@ class BoardVariant(BaseModel, extra="forbid", frozen=True):
 class Rail(BaseModel, extra="forbid", frozen=True):
     """A channel of a power sensor."""
 
-    address: str  # on the I2C bus, in hexadecimal
+    address: str  # hexadecimal address on the I2C bus
     channel: int
     label: str
     total: bool  # whether the rail counts towards the module's power
@@ -91,7 +92,7 @@ class Profile(BaseModel, extra="forbid", frozen=True):
     module: str
     parts: tuple[str, ...] = Field(min_length=1)
     memory_gb: Size
-    mem_total_gib: tuple[float, float]  # MemTotal, at least and below
+    mem_total_gib: tuple[float, float]  # range of MemTotal: at least the first, below the second
     sms: Size
     tensor_cores: Size
     cpus: Size

@@ -29,7 +29,7 @@ _TPC_MASK_BITS = 8  # on every Orin; a bit that is set is a TPC that is off, or 
 class Ceiling:
     """The peaks of a board in one power mode."""
 
-    tensor_cores: int  # of the SMs that are on
+    tensor_cores: int  # tensor cores of the SMs that are on
     gpu_hz: float
     bytes_per_s: float
     cache_bytes: float

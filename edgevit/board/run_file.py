@@ -21,8 +21,8 @@ class Lines:
     """How to recognise the lines of a file, whichever edgevit wrote them."""
 
     plural: str
-    key: str  # every line has it
-    begins: bytes  # the beginning of a line that was cut off
+    key: str  # a key that every line has
+    begins: bytes  # what a line begins with, by which a line that was cut off is recognised
 
 
 RUN_LINES = Lines("runs", "latencies_ns", b'{"batch"')  # keys of runs are sorted

@@ -80,7 +80,7 @@ class Ssh:
     `host` is whatever `ssh` takes: a name from the configuration, user@host, or ssh://user@host:port.
     """
 
-    argv: tuple[str, ...]  # runs one shell command line there when that is added
+    argv: tuple[str, ...]  # command that runs on the host the shell command line that is appended to it
 
     def __init__(self, host: str, *, config: Path | None = None, connect_seconds: float = 10) -> None:
         self.host = host

@@ -74,10 +74,11 @@ BudgetEntry: type[NamedEntry] = create_model("BudgetEntry", __base__=NamedEntry,
 
 
 class MethodEntry(NamedEntry):
-    method: str | None = None  # None: the name
+    method: str | None = None  # name of the method; None: the entry's name is the method
     options: dict[str, Any] = {}
-    training: dict[str, Any] = {}  # overrides the file's
-    supernet: str | None = None  # to cut slices from, instead of the base
+    training: dict[str, Any] = {}  # training options that override those of the file
+    # folder of the super-network to cut slices from, instead of the base; None: the base is cut
+    supernet: str | None = None
 
 
 class PlannedJob(Strict):
@@ -85,7 +86,7 @@ class PlannedJob(Strict):
     task: str
     budget: str
     method: str
-    out: str | None = None  # None: a folder of the job's name in the file's folder
+    out: str | None = None  # model folder; None: a folder of the job's name in the file's folder
 
 
 class Layout(Strict):
@@ -96,7 +97,7 @@ class Layout(Strict):
     tasks: list[TaskEntry]  # type: ignore[valid-type]  # a class made of fields
     budgets: list[BudgetEntry]  # type: ignore[valid-type]
     methods: list[MethodEntry]
-    jobs: list[PlannedJob] | None = None  # None: every task with every budget and method
+    jobs: list[PlannedJob] | None = None  # the jobs to do; None: every task with every budget and method
     workers: int = 1
     data: str | None = None
     training: dict[str, Any] = {}
@@ -137,7 +138,7 @@ class DeriveJob:
     method: str
     out: str
     arguments: dict[str, Any]
-    files: dict[str, str]  # sha256 of the files in the arguments, and of models' weights; not of the images
+    files: dict[str, str]  # sha256 of each file in the arguments, and of models' weights; images are not hashed
 
     def sha256(self) -> str:
         training = {**_FORMER, **self.arguments.get("training", {})}  # so that jobs from before are known

@@ -24,18 +24,19 @@ class JobRow:
     task: str
     budget: str
     method: str
-    out: str  # its model folder
-    sha256: Sha256  # of all its arguments
+    out: str  # folder of the model
+    sha256: Sha256  # hash of the job with all its arguments
     state: Literal["started", "done", "failed"]
     seconds: Annotated[float, Field(ge=0)] | None = None
     error: str | None = None
-    top1: Share | None = None  # on the test part; None: not measured, as of a slice without images
-    base_restricted: Share | None = None  # the same of the base
+    # accuracy of the model on the test part; None: not measured, as of a slice without images
+    top1: Share | None = None
+    base_restricted: Share | None = None  # accuracy of the restricted base on the test part; None: not measured
     macs: Count | None = None
     params: Count | None = None
     rate: Share | None = None
-    reused: tuple[str, ...] = ()  # what was found in the cache
-    warnings: tuple[str, ...] = ()  # what its derivation warned of
+    reused: tuple[str, ...] = ()  # kinds of results that were taken from the cache
+    warnings: tuple[str, ...] = ()  # warnings of the derivation
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class JobsTable:
     """The contents of results.json."""
 
     rows: tuple[JobRow, ...] = ()
-    versions: Versions | None = None  # of the edgevit that wrote it last; None: not written yet
+    # versions of edgevit and its libraries that wrote the table last; None: not written yet
+    versions: Versions | None = None
 
 
 TABLE_KIND = RecordKind("results", JobsTable, READER)

@@ -22,9 +22,9 @@ from edgevit.errors import JobsError
 from edgevit.records.lock import in_turn, in_use, is_held
 from edgevit.records.writing import cache_folder, file_sha256, new_folder, writing
 
-LARGEST_BYTES = 10**9  # of an input that is sent
-INPUTS_BYTES = 20 * 10**9  # of the inputs that a node keeps
-SHA256_DIGITS = 64  # of the name of an input's folder
+LARGEST_BYTES = 10**9  # largest input that is sent
+INPUTS_BYTES = 20 * 10**9  # space for inputs that a node keeps
+SHA256_DIGITS = 64  # digits of the hash in the name of an input's folder
 SENT = "sent"  # folder of the cache with inputs and the folders of jobs
 
 
@@ -33,9 +33,9 @@ class Input:
     """A file or folder that a job reads, which many jobs may share."""
 
     path: str
-    bytes: int  # more than LARGEST_BYTES: at least so many
-    sha256: str = ""  # of what is packed
-    content: Any = None  # reference of that; None: it is too large
+    bytes: int  # size; above LARGEST_BYTES it is a lower bound
+    sha256: str = ""  # hash of the packed file or folder; empty: it is too large to pack
+    content: Any = None  # Ray's reference to the packed bytes; None: they are too large to send
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Outputs:
     """Files and folders that a job writes, as they are at home."""
 
     paths: tuple[str, ...]
-    hashes: Mapping[str, str]  # sha256 of each file
+    hashes: Mapping[str, str]  # sha256 of each file, by its path
     content: bytes
 
 

@@ -56,7 +56,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 Piece = tuple[Job[Any, Any], Results]
 CONNECT_S = 10.0
-CLIENT = "ray://"  # of an address that machines outside of the cluster use
+CLIENT = "ray://"  # beginning of an address that machines outside of the cluster use
 FAULT = "a fault of edgevit, please report it: "
 # The frames of a traceback, which stands in the error of Ray's client; the error itself comes after them.
 FRAMES = re.compile(r'^  File "[^\n]*\n(?:    [^\n]*\n)*', re.MULTILINE)
@@ -92,10 +92,11 @@ def run_on_ray(
 class _Parcel:
     """What a job needs on a node that does not see the folder of the command."""
 
-    home: str  # host and path of that folder
+    home: str  # host and path of the folder of the command
     inputs: tuple[Input, ...]
     outputs: Outputs
-    entries: tuple[tuple[tuple[str, ...], Any], ...]  # of the content cache: file names, and a reference to the files
+    # entries of the content cache, each as its file names and a reference to the files
+    entries: tuple[tuple[tuple[str, ...], Any], ...]
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class _Arrived:
 
     result: Any
     changes: Changes
-    entries: tuple[str, ...]  # names of those that it made
+    entries: tuple[str, ...]  # names of the cache entries that the job made
 
 
 class _Cluster:

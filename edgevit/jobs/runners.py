@@ -20,7 +20,7 @@ from edgevit.progress import Progress, Silent
 
 P = TypeVar("P")
 R = TypeVar("R")
-Results = Mapping[str, Any]  # of jobs, by name
+Results = Mapping[str, Any]  # results of jobs by name
 
 # What a job occupies: one of the workers, all of them, so that nothing disturbs it, or else a board, or one of several
 # equal boards, by their name.
@@ -39,16 +39,19 @@ class Job(Generic[P, R]):
 
     name: str
     record: P
-    do: Callable[[P, Results, Progress], R]  # a function of a module
-    needs: tuple[str, ...] = ()  # names of jobs before it; `do` gets their results
+    # does the job, from its record, the results it needs and a progress; a function of a module, which can be pickled
+    do: Callable[[P, Results, Progress], R]
+    needs: tuple[str, ...] = ()  # names of the jobs whose results it needs; `do` gets these results
     place: str = WORKER
-    boards: tuple[str, ...] = ()  # hosts of which any does it, alike for all jobs of its place; empty: the place
-    with_board: Callable[[P, str], P] | None = None  # gives the record the host; a function of a module
-    memory_bytes: int = 0  # that it takes at most, by an estimate
-    inputs: tuple[str, ...] = ()  # files and folders that the machine has to see that does it
-    outputs: tuple[str, ...] = ()  # those that it writes; the last one is a folder with its lock
-    shares: str = ""  # jobs with the same word may use each other's entries of the content cache
-    on_gpu: bool = False  # on a cluster that has any: it has one for itself
+    # hosts of equal boards, of which any does the job; the same for all jobs of a place; empty: the place itself
+    boards: tuple[str, ...] = ()
+    # puts the chosen host into the record, a function of a module; None: the record needs no host
+    with_board: Callable[[P, str], P] | None = None
+    memory_bytes: int = 0  # estimate of the most memory that the job takes
+    inputs: tuple[str, ...] = ()  # files and folders that the machine which does the job must see
+    outputs: tuple[str, ...] = ()  # files and folders that the job writes; the last is a folder with the job's lock
+    shares: str = ""  # jobs with the same word may use each other's entries of the content cache; empty: none
+    on_gpu: bool = False  # whether it gets a GPU of its own on a cluster that has any
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class Later:
     """The result of a job that is tried again, because its board does not answer, or another process does it."""
 
     reason: str
-    leaves_out: bool = False  # its board, which is not equal to the others of its place
-    is_elsewhere: bool = False  # another process does it, so that it is tried until that one has ended
+    leaves_out: bool = False  # whether its board is left out, because it is not equal to the others of its place
+    is_elsewhere: bool = False  # whether another process does the job; it is tried until that process has ended
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class FullDisk:
     """The result of a job that another machine may do; where there is none, it fails with the reason."""
 
     reason: str
-    node: str = ""  # of a cluster
+    node: str = ""  # name of the cluster node whose disk is full; empty: this machine
 
 
 Event = tuple[Job[P, R], R | EdgeVitError | Later | None]

@@ -35,7 +35,7 @@ _READY = "ready"  # the first message of a process: from then on SIGTERM ends it
 class Died:
     """The end of a process during a piece of work."""
 
-    code: int  # as in subprocess: a negative number is a signal
+    code: int  # exit status as in subprocess: a negative number is a signal
 
 
 class Pool(Generic[P, R]):

@@ -30,9 +30,9 @@ REFINED = 4  # blocks of a plan that are measured for the table: each takes two 
 class CandidateBuilder:
     """Builds and measures the plans of one budget; models lie in rounds/ of `folder`, named by table and limit."""
 
-    request: MeetRequest  # of one budget
+    request: MeetRequest  # request of the one budget whose plans it builds
     folder: Path
-    base: Path  # folder of the base, restricted to the classes; it is written as soon as these are known
+    base: Path  # folder of the base restricted to the classes, written as soon as the classes are known
     quantity: Quantity
     costs: GrowingTable
     paired: PairedBench

@@ -49,7 +49,7 @@ class StackFigure:
     """The measured cost of a stack, in ms or mJ."""
 
     value: float
-    error: float  # relative standard error
+    error: float  # relative standard error of the value
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class SizeStep:
     """The difference in cost between two neighbouring sizes."""
 
     text: str
-    is_significant: bool  # it exceeds its standard error
-    error: float  # the standard error, as a share of the cost of a whole block
+    is_significant: bool  # whether the difference exceeds its standard error
+    error: float  # standard error of the difference, as a share of the cost of a whole block
 
     @property
     def is_hidden(self) -> bool:
@@ -123,12 +123,12 @@ class SizeStep:
 class FittedCosts:
     """Fitted costs of one stage at one embedding, in ms or mJ."""
 
-    fixed: float  # outside the blocks of all stages
-    together: float  # of a block with both sites, beyond their sum
-    attention: dict[tuple[int, int], float]  # by heads and width: a full grid
-    ffn: dict[int, float]  # by neurons
+    fixed: float  # cost of everything outside the blocks of all stages
+    together: float  # cost of a block with both sites beyond the sum of its sites
+    attention: dict[tuple[int, int], float]  # cost of an attention by heads and width, a full grid
+    ffn: dict[int, float]  # cost of an FFN by neurons
     noise: float  # median of the figures' relative standard errors
-    steps: tuple[SizeStep, ...] = ()  # between neighbouring sizes
+    steps: tuple[SizeStep, ...] = ()  # differences between neighbouring sizes
 
     def has(self, stack: Stack) -> bool:
         """Whether the sizes of a stack are fitted."""
@@ -336,7 +336,7 @@ class FewerTokens:
     """Costs of blocks that get fewer tokens."""
 
     tokens: int
-    cut: float  # of a block that passes on so many: tokens are ranked and gathered
+    cut: float  # cost of ranking and gathering tokens in a block that passes on this number of them
     attention: Line
     ffn: Line
 
@@ -358,9 +358,9 @@ def _decimal(cost: float) -> float:
 class FittedTable:
     """All costs of a stage, in ms or mJ."""
 
-    base: FittedCosts  # at the base's own embedding, with all tokens
-    narrower: dict[int, FittedCosts]  # by the embedding's width, the widest first
-    fewer: list[FewerTokens]  # the most tokens first
+    base: FittedCosts  # costs at the base's own embedding, with all tokens
+    narrower: dict[int, FittedCosts]  # costs with all tokens by width of the embedding, the widest first
+    fewer: list[FewerTokens]  # costs at each smaller number of tokens, the most tokens first
 
     def costs(self) -> Iterator[tuple[int | None, int | None, FittedCosts]]:
         """Yield the costs at each width and number of tokens; None: the base's own."""

@@ -25,15 +25,15 @@ _JUMP = 0.1  # assumed error as a share of the rise between two sizes, which may
 class Grid:
     """The sizes that a policy allows for the blocks of one stage of a base."""
 
-    count: int  # whole blocks of the stage
-    most: BlockDims  # the largest of each size
+    count: int  # number of whole blocks of the stage
+    most: BlockDims  # the largest size along each axis
     fewest_heads: int
     least_width: int
     least_neurons: int
-    heads: frozenset[int]  # numbers of heads in blocks of the base
+    heads: frozenset[int]  # the numbers of heads that blocks of the base have
     policy: Policy
-    narrower: tuple[int, ...] = ()  # widths of the embedding, beside the base's own, the widest first
-    fewer: tuple[int, ...] = ()  # numbers of tokens, beside all, the most first
+    narrower: tuple[int, ...] = ()  # widths of the embedding below the base's own, the widest first
+    fewer: tuple[int, ...] = ()  # numbers of tokens below all, the most first
     stage: int = 0
 
     @classmethod

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Shares of the budget to grow to: the middle of the window; if no step is as small, as near as noise allows.
 AIMS = (AIM, 0.998)
 _LEAST_SHARE = 0.2  # smallest share of a predicted growth that is expected to be measured
-NEAR = 1.05  # of the budget: a plan above it shrinks; one further above has other blocks to lose
+NEAR = 1.05  # a plan up to this share of the budget shrinks; one further above has other blocks to lose
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Growth:
     """A plan to grow or shrink from, and a line that predicts plans which contain it."""
 
     at_least: Shape  # what the next plan contains: the plan that grows, or the frame of the plan that shrinks
-    factors: Terms  # of the table
+    factors: Terms  # factors by which the table's terms are corrected
     budget: float
-    start: float  # measurement of the plan
-    cost: float  # of the plan, by the corrected table
-    slope: float  # share of a change in that cost that shows in a measurement
+    start: float  # measured figure of the plan, in ms or mJ
+    cost: float  # cost of the plan by the corrected table, in ms or mJ
+    slope: float  # share of a change of that cost that shows in a measurement
 
     def predicted(self, cost: float) -> float:
         """Return what a plan with this cost is expected to take."""

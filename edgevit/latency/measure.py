@@ -28,7 +28,7 @@ from edgevit.latency.target import POWER_WINDOW_S, WARMUP_S, WINDOW_S, Measureme
 from edgevit.network.network import Network
 from edgevit.progress import Progress, rounded_duration
 
-TRIES = 3  # of void runs
+TRIES = 3  # number of times that void runs are repeated
 TOGETHER = 5  # stacks that alternate with the base in one process: all have a turn within 0.4 s
 _OTHERS_BUSY = (
     "other programs were busy: the processor time of an inference counts there in place of the clock, which may make "
@@ -50,9 +50,9 @@ class StackBench:
     progress: Progress
     scratch: Path
     energy: bool = False  # whether runs without energy are void
-    _files: dict[Stack, Measurable] = field(default_factory=dict)  # files on the machine that runs them
+    _files: dict[Stack, Measurable] = field(default_factory=dict)  # file of each stack on the machine that runs it
     _runs: list[Run] = field(default_factory=list)  # all runs in the store
-    _warned_of: set[str] = field(default_factory=set)  # kinds of conditions
+    _warned_of: set[str] = field(default_factory=set)  # kinds of conditions that were already warned of
 
     def __post_init__(self) -> None:
         self._runs = self.store.runs()

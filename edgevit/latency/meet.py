@@ -54,7 +54,7 @@ from edgevit.version import written_by
 
 ROUNDS = "rounds.json"
 _BASE = "base"
-_FINAL = "final"  # folder of the final model, which may have any name
+_FINAL = "final"  # folder in which the folder of the final model is written, which may have any name
 _TINY_LIMIT = 1e-9  # ms or mJ: a limit that no plan keeps, so that the error states the cost of the cheapest plan
 
 
@@ -62,11 +62,11 @@ _TINY_LIMIT = 1e-9  # ms or mJ: a limit that no plan keeps, so that the error st
 class SearchState:
     """rounds.json of an unfinished search."""
 
-    base_cost: float  # by the table, in ms or mJ
-    origin: dict[str, Any]  # of the table; empty: the table has none
+    base_cost: float  # cost of the base by the table, in ms or mJ
+    origin: dict[str, Any]  # conditions under which the table was measured; empty: it does not state them
     rounds: tuple[Round, ...] = ()
     edgevit: str | None = None
-    earlier: tuple[Round, ...] = ()  # of the budgets before
+    earlier: tuple[Round, ...] = ()  # rounds of the budgets that were searched before this one
 
 
 SEARCH_KIND = RecordKind("rounds", SearchState, STATE)

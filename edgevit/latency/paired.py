@@ -36,7 +36,7 @@ SURE = 0.0075  # half-width of a narrow interval, relative: half of the window i
 SECONDS, POWER_SECONDS = 0.5, 3.0  # of each model in a round: ten turns; the rails' sensors average over 0.43 s
 LABELS = ("base", "model")
 _DRIFT = 0.05  # relative change of the base's cost since the table was measured that is worth a warning
-TRIES = 2  # of void runs
+TRIES = 2  # number of attempts to get runs that are not void
 MOST_BATCH = 8  # largest batch of an engine, unless the target has a larger one
 
 
@@ -46,11 +46,12 @@ class PairedBench:
 
     target: MeasurementTarget
     quantity: Quantity
-    base_cost: float  # by the table
+    base_cost: float  # cost of the base by the table, in ms or mJ
     progress: Progress
-    data: str | Path | None = None  # images on which a model without a derivation is calibrated
-    figure: str = ""  # the kind of figure whose ratio was taken last
-    clock: tuple[float, float] | None = None  # cost of the last model and of the base by the clock, not as a ratio
+    data: str | Path | None = None  # images to calibrate a model without a derivation; None: none are known
+    figure: str = ""  # the kind of figure whose ratio was taken last: p50, mean, processor or energy
+    # measured cost of the last model and of the base, not as a ratio; None: nothing is measured yet
+    clock: tuple[float, float] | None = None
 
     @property
     def host(self) -> str:

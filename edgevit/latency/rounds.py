@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from edgevit.derivation.allocate.prices import Prices
 
 MOST = 5  # rounds
-WINDOW = 0.97  # of the budget: the smallest figure that meets it
-AIM = 0.985  # of the budget: the target of the next plan, in the middle of the window
+WINDOW = 0.97  # smallest figure that meets a budget, as a share of it
+AIM = 0.985  # target of the next plan as a share of the budget, in the middle of the window
 # Standard deviations of the factors before any measurement.
 PRIOR = {"fixed": 0.3, "attention": 0.25, "ffn": 0.25, "block": 0.3}
 _FIXED_ERROR = 0.03  # of the whole cost: the fixed term is measured as a difference
@@ -71,7 +71,7 @@ class Shape:
 
     blocks: tuple[BlockDims, ...]
     numbers: tuple[int, ...]
-    embed: int | None = None  # None: the base's own
+    embed: int | None = None  # width of the embedding; None: the base's own
 
     @property
     def by_number(self) -> dict[int, BlockDims]:
@@ -111,7 +111,7 @@ class Candidate:
     """A plan that was allocated."""
 
     shape: Shape
-    name: str  # of its model in the bench
+    name: str  # name of the plan's model in the bench
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class MeasuredFigure:
     value: float
     low: float | None
     high: float | None
-    repeats: int  # rounds of the measurement
+    repeats: int  # number of rounds of the measurement
 
     @property
     def noise(self) -> float:
@@ -134,12 +134,12 @@ class MeasuredFigure:
 class Round:
     """A measured plan."""
 
-    name: str  # of its model in the bench
-    limit: float  # by the table as corrected before this round
+    name: str  # name of the plan's model in the bench
+    limit: float  # limit of the allocation, by the table as corrected before this round
     shape: Shape
-    predicted: float  # by the table as corrected before this round
+    predicted: float  # predicted cost, by the table as corrected before this round
     measured: MeasuredFigure
-    at_least: Shape | None = None  # the plan that it grew from, if it did
+    at_least: Shape | None = None  # the plan that this one grew from; None: it did not grow from one
 
     @property
     def surprise(self) -> float:
@@ -178,7 +178,7 @@ class Search:
 
     budget: float
     rounds: tuple[Round, ...] = ()
-    earlier: tuple[Round, ...] = ()  # of other budgets, on the same base and target
+    earlier: tuple[Round, ...] = ()  # rounds of other budgets, on the same base and target
 
     def with_round(self, measured: Round) -> Search:
         """Return the search after one more round."""

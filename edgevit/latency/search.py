@@ -50,7 +50,7 @@ class SearchOutcome:
     """The rounds of a search, and the reason why it ended."""
 
     search: Search
-    reason: str | None  # None: the budget is met, or the rounds are used up
+    reason: str | None  # why it ended early; None: the budget is met, or the rounds are used up
 
 
 def search_plans(search: Search, bench: PlanBench, tell: Callable[[Search], None] = lambda _: None) -> SearchOutcome:
@@ -86,9 +86,9 @@ class _Next:
     """The plan of the next round."""
 
     candidate: Candidate
-    limit: float  # by the corrected table
+    limit: float  # limit of the allocation, by the corrected table
     predicted: float
-    at_least: Shape | None = None  # the plan that it grew from
+    at_least: Shape | None = None  # the plan that it grew from; None: it did not grow from one
 
     def measured(self, figure: MeasuredFigure) -> Round:
         candidate = self.candidate

@@ -51,7 +51,7 @@ class Stack:
     width: int
     neurons: int
     embed: int | None = None  # width of the embedding; None: the base's own
-    cut: Cut | None = None  # the block before these; None: there is none, and they get all tokens
+    cut: Cut | None = None  # the block before these, which drops tokens; None: there is none, and they get all tokens
     stage: int = 0
     later: Stack | None = None
 

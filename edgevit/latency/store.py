@@ -37,7 +37,7 @@ KEY, RUNS, ENGINES = "key.json", "runs.jsonl", "engines.json"
 class StoreKey:
     """key.json of measured costs: what the runs depend on. All but `edgevit` is hashed into the folder's name."""
 
-    edgevit: str | None = None  # version that used the folder last; None in keys that are compared
+    edgevit: str | None = None  # version of edgevit that used the folder last; None in keys that are compared
     family: str | None = None
     embed: int | None = None
     origin: dict[str, object] | None = None

@@ -39,7 +39,7 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.precisions import PRECISIONS
 
 _AT_ONCE = 4  # stacks that are measured before doubts are computed again
-_CLOSE = 0.01  # of the base's cost: interpolation need not be more certain than this
+_CLOSE = 0.01  # accepted error as a share of the base's cost: interpolation need not be more certain than this
 
 
 def measured_table(

@@ -77,8 +77,8 @@ class Fold:
 class Decoder:
     """The map from normalised tokens n' of a narrower embedding to those of the wider one: weight n' + bias."""
 
-    weight: Tensor  # [d, d'], fp64
-    bias: Tensor | None = None  # [d], fp64; None: zero
+    weight: Tensor  # [d, d'] fp64 linear part of the map
+    bias: Tensor | None = None  # [d] fp64 constant part of the map; None: zero
 
     def to(self, device: torch.device) -> Decoder:
         return Decoder(self.weight.to(device), None if self.bias is None else self.bias.to(device))
@@ -100,16 +100,16 @@ class Attention:
     of their window, and to tokens x = 0 where it is larger than the image.
     """
 
-    wq: Tensor  # [H, q, d]
-    bq: Tensor | None  # [H, q]
-    wk: Tensor  # [H, q, d]
-    bk: Tensor | None  # [H, q]
-    wv: Tensor  # [H, v, d]
-    bv: Tensor | None  # [H, v]
-    wo: Tensor  # [H, d, v]
-    bo: Tensor | None  # [d]
-    rotary: Tensor | None = None  # [2, N, q]: cos and sin for each token, constants
-    relative: Tensor | None = None  # [H, R]: biases of relative positions in a window
+    wq: Tensor  # [H, q, d] weights of queries
+    bq: Tensor | None  # [H, q] biases of queries; None: zero
+    wk: Tensor  # [H, q, d] weights of keys
+    bk: Tensor | None  # [H, q] biases of keys; None: zero
+    wv: Tensor  # [H, v, d] weights of values
+    bv: Tensor | None  # [H, v] biases of values; None: zero
+    wo: Tensor  # [H, d, v] weights of the output layer
+    bo: Tensor | None  # [d] bias of the output layer; None: zero
+    rotary: Tensor | None = None  # [2, N, q] constants: cos and sin for each token; None: no rotation
+    relative: Tensor | None = None  # [H, R] biases of relative positions in a window; None: no such biases
 
     @property
     def heads(self) -> int:
@@ -232,12 +232,12 @@ class Ffn:
     A neuron is a row of w1, of wg if gated, and a column of w2.
     """
 
-    w1: Tensor  # [e, d]
-    b1: Tensor | None  # [e]
-    w2: Tensor  # [d, e]
-    b2: Tensor | None  # [d]
-    wg: Tensor | None = None  # [e, d]
-    bg: Tensor | None = None  # [e]
+    w1: Tensor  # [e, d] weights of the first layer
+    b1: Tensor | None  # [e] biases of the first layer; None: zero
+    w2: Tensor  # [d, e] weights of the output layer
+    b2: Tensor | None  # [d] bias of the output layer; None: zero
+    wg: Tensor | None = None  # [e, d] weights of the gate; None: the FFN is not gated
+    bg: Tensor | None = None  # [e] biases of the gate; None: zero, or not gated
 
     @property
     def neurons(self) -> int:
@@ -277,10 +277,11 @@ class Block:
 
     attention: Attention | None
     ffn: Ffn | None
-    tokens: int = 0  # 0: all; in `build`: as many as the block of the model
-    merged: bool = False  # whether one of them is the mean of the dropped tokens
-    stage: int = 0  # of the network
-    shifted: bool = False  # whether its windows are
+    # number of tokens passed on; 0: all of the input, or in `build` as many as the model's block passes on
+    tokens: int = 0
+    merged: bool = False  # whether one of the tokens passed on is the mean of the dropped tokens
+    stage: int = 0  # number of the block's stage in the network, from 0
+    shifted: bool = False  # whether its windows are moved by half against those of the other blocks
 
     @property
     def embed(self) -> int:
@@ -367,4 +368,5 @@ class Site:
 
     block: int
     kind: SiteKind
-    frozen: Mapping[Axis, str] = field(default_factory=lambda: MappingProxyType({}))  # with the reason
+    # the reason why each frozen axis cannot become smaller, by axis; empty: none is frozen
+    frozen: Mapping[Axis, str] = field(default_factory=lambda: MappingProxyType({}))

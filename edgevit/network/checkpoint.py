@@ -282,7 +282,7 @@ def _try_once(network: Network, name: str) -> None:
         ) from error
 
 
-_SOME_CLASSES = 1000  # of a random classifier
+_SOME_CLASSES = 1000  # number of classes of a random classifier
 
 
 @dataclass(frozen=True)

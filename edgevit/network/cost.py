@@ -84,12 +84,12 @@ class NetworkStage:
     """Blocks of one embedding width and one number of tokens."""
 
     embed: int
-    tokens: int  # that its first block gets
+    tokens: int  # number of tokens that the stage's first block gets
     attention: SiteTerms
     ffn: SiteTerms
-    pairs: int | None = None  # of tokens that attend to one another; None: all
-    merging: int = 0  # MACs of the layers that merge the tokens of the stage before
-    grid: tuple[int, int] = (0, 0)  # rows and columns of its patches; of texts there are none
+    pairs: int | None = None  # number of pairs of tokens that attend to one another; None: all pairs
+    merging: int = 0  # MACs of the layers that merge the previous stage's tokens
+    grid: tuple[int, int] = (0, 0)  # rows and columns of patches; (0, 0) for texts
 
     def terms(self, kind: SiteKind) -> SiteTerms:
         return self.attention if kind == "attention" else self.ffn
@@ -137,15 +137,15 @@ class Geometry:
     patches: int
     patch_values: int  # input values per patch: channels * height * width
     outputs: int  # rows of the classifier, over all heads of a distilled model
-    classifier_heads: int  # 2 for a model with a distillation token
-    other_params: int  # outside blocks and classifier, in proportion to the embedding's width
-    sites: tuple[Site, ...] = ()  # of the model; empty: nothing is frozen
-    head_macs: int = 0  # of a head that is no classifier
-    head_params: int = 0  # of such a head
-    restores: int = 0  # linear layers, for each token, between the embedding and a wider one that such a head reads
-    whole: int = 0  # the width of that one
-    classified: int = 1  # tokens that the classifier reads one by one; of pooled ones 1
-    joined: int = 1  # vectors of the embedding's width that it reads side by side
+    classifier_heads: int  # number of classifiers: 2 for a model with a distillation token
+    other_params: int  # parameters outside blocks and classifier, in proportion to the embedding's width
+    sites: tuple[Site, ...] = ()  # all sites of the model with their frozen axes; empty: nothing is frozen
+    head_macs: int = 0  # MACs of a head that is no classifier
+    head_params: int = 0  # parameters of a head that is no classifier
+    restores: int = 0  # linear layers per token from a narrowed embedding to the width `whole`, which a head reads
+    whole: int = 0  # width of the embedding that such a head reads; 0: there are no such layers
+    classified: int = 1  # number of tokens that the classifier reads one by one; 1 for pooled tokens
+    joined: int = 1  # number of vectors of the embedding's width that the classifier reads side by side
 
     @property
     def embed(self) -> int:

@@ -46,11 +46,11 @@ class _EndOfPass(Exception):
 class DenseFamily:
     """The family of one such module: its functions are those of `Family`."""
 
-    path: str  # of the network in the module
-    family_name: str  # of that network
-    head_macs: int  # of everything but that network
-    builder: Builder | None  # that makes the module; None: edgevit does
-    read: tuple[int, ...] = ()  # the blocks, from 0, whose tokens the head reads; none: this is not known
+    path: str  # name of the network within the module
+    family_name: str  # name of that network's family
+    head_macs: int  # MACs of one image outside that network
+    builder: Builder | None  # function that makes the module; None: edgevit makes it
+    read: tuple[int, ...] = ()  # numbers, from 0, of the blocks whose tokens the head reads; empty: not known
 
     @cached_property
     def family(self) -> Family:

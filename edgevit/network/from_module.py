@@ -34,7 +34,7 @@ from edgevit.network.network import Network
 from edgevit.records.release import CONFIG, NAMES, PREPROCESSING_KEYS
 from edgevit.records.writing import cache_folder, new_folder
 
-_TOLERANCE = 1e-3  # of outputs, relative to the largest: the kernels of two devices differ by less
+_TOLERANCE = 1e-3  # accepted difference of outputs, relative to the largest: kernels of two devices differ by less
 
 
 def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -> Any:

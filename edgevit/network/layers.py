@@ -15,22 +15,26 @@ from edgevit.network.anatomy import Attention, Block, Ffn, Part, Site
 class SoftGates:
     """Soft gates of one block, for tokens and heads that are removed gradually."""
 
-    log_gates: Tensor  # [B, N], added to the logits of the tokens
-    heads: Tensor  # [H], factors of the outputs of the heads
+    log_gates: Tensor  # [B, N] logarithms of the tokens' gates, added to the logits of attention
+    heads: Tensor  # [H] factors of the heads' outputs
 
 
 @dataclass(frozen=True)
 class SiteLayer(Generic[Part]):
     """An attention or FFN: it adds after(output(... readers ... (before(x)))) to the tokens x [B, N, d]."""
 
-    site: Site  # its block, its kind and its frozen axes
-    before: nn.Module  # the norm of the tokens; the identity if a norm follows
-    module: nn.Module  # from the output of `before` to that of `output`
+    site: Site  # the site's block, kind and frozen axes
+    before: nn.Module  # the norm of the tokens before the site; the identity if the norm follows
+    module: nn.Module  # the attention or FFN itself: from the output of `before` to that of `output`
     readers: tuple[nn.Linear, ...]  # the linear layers that read the output of `before`
-    output: nn.Linear  # the last one: from heads [B, N, H * v], head by head, or neurons [B, N, e], to [B, N, d]
-    after: tuple[nn.Module, ...]  # a norm, LayerScale, stochastic depth
-    scale: Tensor | float | None  # factor [d] or 1.0 before it is added to the tokens; None: a norm follows
-    read: Callable[[], Part]  # its weights, as views of the live parameters: a regulariser trains through them
+    # the last linear layer: from heads [B, N, H * v], head by head, or neurons [B, N, e], to [B, N, d]
+    output: nn.Linear
+    # modules between `output` and the sum with the tokens: a norm, LayerScale, stochastic depth
+    after: tuple[nn.Module, ...]
+    # factor [d] or 1.0 of the output before it is added to the tokens; None: a norm follows
+    scale: Tensor | float | None
+    # returns the weights as views of the live parameters, so that a regulariser can train through them
+    read: Callable[[], Part]
     # The tokens after it, of those before it and what it adds, where a norm reads their sum; None: the sum.
     joined: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, kw_only=True)
 
@@ -53,7 +57,8 @@ class AttentionLayer(SiteLayer[Attention]):
 
     # The scores [B, N] by which it ranks tokens, of its input [B, N, d]; gates None: all are open.
     token_scores: Callable[[Tensor, SoftGates | None], Tensor]
-    packed: nn.Module | None = None  # where each of its readers computes one of them, the module that packs them
+    # the module that packs queries, keys and values of separate readers; None: one reader computes all
+    packed: nn.Module | None = None
 
     @property
     def projection(self) -> nn.Module:
@@ -73,7 +78,7 @@ class BlockLayers:
     module: nn.Module  # from tokens [B, N, d] to as many or fewer; `attn_mask` is added to the logits of its attention
     attention: AttentionLayer | None
     ffn: FfnLayer | None
-    tokens: int = 0  # as in `Block`
+    tokens: int = 0  # number of tokens passed on; 0: all of the input
     merged: bool = False
     stage: int = 0
     shifted: bool = False
@@ -81,7 +86,8 @@ class BlockLayers:
     entry: tuple[nn.Module, ...] = ()
     # In a narrower embedding: from its tokens to those of the whole width, which the module puts out for a head.
     restore: nn.Linear | None = None
-    sites: Callable[[Tensor], Tensor] | None = None  # the module without layers between the two; None: it has none
+    # adds the sites to the tokens, without `entry` and `restore`; None: `module` does no more than that
+    sites: Callable[[Tensor], Tensor] | None = None
 
     def enter(self, tokens: Tensor) -> Tensor:
         """The tokens that it gets, of those that the block before passes on."""
@@ -108,11 +114,12 @@ class BlockLayers:
 class Ends:
     """What a network has before its first block and after its last."""
 
-    input_size: tuple[int, ...]  # channels, height and width; of texts the number of tokens
-    final: nn.Module  # its output is the normalised tokens before pooling
-    norm: nn.Module | None  # the last norm: of tokens [B, N, d], or of pooled ones [B, d]; None: there is none
-    reads_mean: bool  # whether the head reads at most the mean of the patches
-    classifiers: tuple[nn.Linear, ...]  # one row per class; empty: the outputs are pooled features [B, d]
+    input_size: tuple[int, ...]  # channels, height and width of images; number of tokens of texts
+    final: nn.Module  # the module whose output is the normalised tokens before pooling
+    norm: nn.Module | None  # the last norm, of tokens [B, N, d] or of pooled tokens [B, d]; None: there is none
+    reads_mean: bool  # whether the head reads nothing of the patches but their mean
+    # linear layers with one row per class; empty: the outputs are pooled features [B, d]
+    classifiers: tuple[nn.Linear, ...]
     # Modules whose tokens [B, N, d], in the basis of the base, a head of the user's reads: blocks.
     read: tuple[nn.Module, ...] = ()
-    pads: bool = False  # whether tokens may be padding, which is zeros, and of which all modules compute zeros
+    pads: bool = False  # whether tokens may be padding: such tokens are zeros, and all modules compute zeros of them

@@ -58,7 +58,7 @@ class Logits:
     kind: ClassVar[OutputKind] = "logits"
     noun: ClassVar[str] = "logits"
 
-    columns: tuple[int, ...]  # for each target class, its column in the logits
+    columns: tuple[int, ...]  # column in the logits of each target class
 
     def of(self, outputs: Tensor) -> Tensor:
         return outputs[:, torch.as_tensor(self.columns, device=outputs.device)]
@@ -114,7 +114,7 @@ class Features:
     kind: ClassVar[OutputKind] = "features"
     noun: ClassVar[str] = "features"
 
-    scale: Tensor | None = None  # [d], the standard deviation of each channel; None: ones
+    scale: Tensor | None = None  # [d] standard deviation of each channel; None: ones
 
     def of(self, outputs: Tensor) -> Tensor:
         return outputs if self.scale is None else outputs / self.scale.to(outputs)
@@ -153,7 +153,7 @@ class Map:
     noun: ClassVar[str] = "maps"
 
     kind: Literal["foreground", "classes", "values"]
-    scale: Tensor | None = None  # [C, 1, 1], the standard deviation of the values of each channel; None: ones
+    scale: Tensor | None = None  # [C, 1, 1] standard deviation of the values of each channel; None: ones
 
     def of(self, outputs: Tensor) -> Tensor:
         return outputs if self.scale is None else outputs / self.scale.to(outputs)
@@ -223,7 +223,8 @@ class Levels(Features):
     kind: ClassVar[OutputKind] = "boxes"
     noun: ClassVar[str] = "levels"
 
-    sizes: tuple[torch.Size, ...] = ()  # [C, H, W] of each level; empty: padding counts, too
+    # [C, H, W] of each level, to tell padding from pictures; empty: padding counts, too
+    sizes: tuple[torch.Size, ...] = ()
 
     def without_padding(self, outputs: Tensor, areas: PictureAreas) -> Tensor:
         """The outputs [B, values] of images with these areas, and zeros where all pixels are padding."""

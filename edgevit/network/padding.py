@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_HALF_STEP = 0.5 + 1e-3  # of a colour of 8 bits
+_HALF_STEP = 0.5 + 1e-3  # half a step of an 8-bit colour, with a margin for rounding
 
 
 @dataclass(frozen=True)
 class PictureAreas:
     """The rectangle of each image of a batch that is no padding, by its rows and columns of pixels."""
 
-    rows: Tensor  # bool [B, H]
-    columns: Tensor  # bool [B, W]
+    rows: Tensor  # bool [B, H]: which rows of pixels belong to the picture
+    columns: Tensor  # bool [B, W]: which columns of pixels belong to the picture
 
     def cells(self, rows: int, columns: int) -> Tensor:
         """Which cells of a grid have any pixel of the picture: bool [B, rows, columns]."""

@@ -31,7 +31,7 @@ from edgevit.records.names import suffix_of
 from edgevit.records.release import refuse_lfs_pointer, shards_of
 
 State = dict[str, Tensor]
-TimmArguments = dict[str, Any]  # of timm's `create_model`: each network has its own
+TimmArguments = dict[str, Any]  # keyword arguments for timm's `create_model`: each network has its own
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
@@ -250,9 +250,10 @@ class Weights:
 
     state: State
     notes: tuple[str, ...] = ()  # messages about the conversion
-    classes: int = 0  # rows of the classifier; 0: none
+    classes: int = 0  # rows of the classifier; 0: there is none
     origin: str = "timm"  # program whose names the file has: timm, transformers, torchvision, mmdetection or DINOv2
-    preprocessing: Mapping[str, Any] = field(default_factory=dict)  # of all weights of this origin
+    # preprocessing settings that all weights of this origin share
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
 
 
 # -- a network --------------------------------------------------------------------------------------------------------

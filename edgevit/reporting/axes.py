@@ -30,10 +30,10 @@ _CLOCKS = {"locked": "clocks locked"}
 class BaseIdentity:
     """The identity of a base."""
 
-    name: str  # timm's
+    name: str  # timm's name of the base
     weights_sha256: str
-    preprocessing: tuple[tuple[str, str], ...]  # settings in words, by name
-    outputs: frozenset[tuple[str, int]]  # of each class that is named, its output
+    preprocessing: tuple[tuple[str, str], ...]  # settings in words, as pairs of name and value
+    outputs: frozenset[tuple[str, int]]  # pairs of a named class and the index of its output
 
     @classmethod
     def of(cls, document: ModelSpec) -> BaseIdentity:
@@ -71,8 +71,9 @@ class AccuracyTask:
     """The classes and images of accuracies, and the base to compare with."""
 
     classes: tuple[str, ...]
-    data: DataRecord | None  # None: no images are known
-    base: BaseIdentity | None = None  # None: of models that edgevit did not derive, and of bases alone
+    data: DataRecord | None  # record of the images; None: no images are known
+    # base of the models; None: they have none, because edgevit did not derive them or they are bases
+    base: BaseIdentity | None = None
 
     @property
     def images_key(self) -> tuple[object, ...]:

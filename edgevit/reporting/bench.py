@@ -15,7 +15,7 @@ from edgevit.board.gates import Verdict
 from edgevit.reporting.layers import PARTS as MODULES
 from edgevit.reporting.layers import Breakdown
 
-NAMES = 5  # of layers that are listed
+NAMES = 5  # number of layers that are listed
 
 
 def over_rounds(rows: Sequence[Row]) -> Row:

@@ -46,7 +46,8 @@ _BASELINES: dict[Kind, str] = {
 READY_MADE: Kind = "ready-made"
 _IMPORTED = "the imported file"
 _WHOLE = ("torch", _IMPORTED)  # networks, as opposed to their exported files
-_HEADS: dict[Kind, str] = {"full head": "full", "restricted": "subset"}  # of a baseline's folder; others have none
+# name of the head of a baseline's folder; other baselines have no folder
+_HEADS: dict[Kind, str] = {"full head": "full", "restricted": "subset"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +55,13 @@ class Entry(EntryRecord):
     """A row of the report, with its runs and verdicts."""
 
     runs: tuple[Run, ...] = field(default=(), repr=False)
-    gates: tuple[Gate, ...] = field(default=(), repr=False)  # that it has to pass
-    verdicts: tuple[Verdict, ...] = field(default=(), repr=False)  # of these gates on the runs; none without runs
-    in_turns: bool = False  # whether its ratio is of rounds that the base was in, too
-    is_cut: bool = False  # of a fine-tuned base: whether models were cut from it
-    hint: str | None = None  # at preprocessing with which its base does better than as it was read
+    gates: tuple[Gate, ...] = field(default=(), repr=False)  # gates that the model has to pass
+    # results of these gates for the runs; empty: there are no gates, or no runs
+    verdicts: tuple[Verdict, ...] = field(default=(), repr=False)
+    in_turns: bool = False  # whether its latency ratio comes from rounds in which the base was measured, too
+    is_cut: bool = False  # whether models were cut from it; for a fine-tuned base only
+    # sentence on preprocessing with which the base is better than with the assumed one; None: no such
+    hint: str | None = None
     answers: Mapping[JudgedPart, RightImages | None] = field(
         default_factory=dict, repr=False
     )  # of the network, not of a file of it
@@ -94,10 +97,10 @@ class Entry(EntryRecord):
 class Axis:
     """A kind of cost: an axis of the plot."""
 
-    name: str  # of a field of Entry
+    name: str  # name of the field of Entry that the axis shows
     title: str
     unit: str
-    best: str  # of models, the one that costs least
+    best: str  # what to call the model that costs least
     by_ratio: bool = False  # whether the interval of the latency's ratio tells which differences are noise
 
 
@@ -117,12 +120,12 @@ AXES = (
 class Panel:
     """The comparable entries: those of one task at one place."""
 
-    task: AccuracyTask | None  # None: of models whose folders were not found
+    task: AccuracyTask | None  # None: the folders of these models were not found
     place: LatencyPlace | None  # None: nothing was measured
-    entries: tuple[Entry, ...]  # baselines first
-    is_of_bases: bool = False  # and of no model that was derived from them
-    base: str = ""  # in words, where models of several bases were judged on these images
-    other_base: str = ""  # one of those that is more accurate, with its accuracy
+    entries: tuple[Entry, ...]  # rows of the table, baselines first
+    is_of_bases: bool = False  # whether all models are bases, and none was derived from them
+    base: str = ""  # the base in words where models of several bases were judged on these images; empty: of one base
+    other_base: str = ""  # a more accurate base of another panel with the same images, with its accuracy; empty: none
 
     @property
     def is_useful(self) -> bool:

@@ -13,12 +13,12 @@ from edgevit.reporting.axes import LatencyPlace, machine_name
 from edgevit.reporting.gather import Evidence, GatheredModel
 from edgevit.reporting.layers import break_down
 
-BINS = 60  # of a histogram
+BINS = 60  # number of bins of a histogram
 _SHOWN = 0.995  # share of the latencies in it: a few outliers would leave all others one bin
-_POINTS = 300  # of a curve, where there are few models
-_ALL_POINTS = 10_000  # of one curve of every model, so that the page stays small
+_POINTS = 300  # most points of a curve, where there are few models
+_ALL_POINTS = 10_000  # most points of one curve of every model together, so that the page stays small
 _LEAST_POINTS = 40
-_LARGEST = 1e300  # of a figure that can be drawn; NaN is not below it either
+_LARGEST = 1e300  # largest figure that can be drawn; NaN is not below it either
 MATRIX = 40  # classes of a confusion matrix; of more, the pairs that are confused most
 _PAIRS = 30
 
@@ -34,7 +34,7 @@ class DrawnBlock(TypedDict):
 class ClassRow(TypedDict):
     name: str
     top1: float
-    base: float | None  # of the restricted base
+    base: float | None  # top-1 of the restricted base; None: not judged
 
 
 # "is" is a keyword of Python, so that this one is no class.

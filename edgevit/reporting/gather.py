@@ -42,7 +42,7 @@ _BEGINS = (b'{"batch"', b'{"schema"')  # lines of runs, whose keys are sorted, a
 _NEAR = 16  # bytes
 _FOREIGN = 1000  # lines; a file that is not named explicitly and has no run in so many is read no further
 _READER = Reader(RunsError, hint="remove the line if it was cut off")
-_PLANS = (".yaml", ".yml")  # of a fleet, or of many derivations
+_PLANS = (".yaml", ".yml")  # suffixes of plans, of a fleet or of many derivations
 _TABLES = (RESULTS[0], SWEEP, JOB)
 _PLAN = Reader(RunsError, hint="`edgevit fleet --example` prints a plan")
 _SWEPT = Reader(RunsError, hint="remove it to sweep again: models that are there stay")
@@ -60,15 +60,16 @@ class Skipped:
 class GatheredModel:
     """The content of a model folder; None for parts that are missing or cannot be read."""
 
-    name: str  # of its folder; with those above it, where several have one name
+    name: str  # name of the folder, with those of its parents where several folders have one name
     folder: ModelFolder
-    document: ModelDocument | None  # None: it came as an ONNX file
+    document: ModelDocument | None  # content of model.json; None: the model came as an ONNX file
     imported: ImportedDocument | None
     derivation: DerivationRecord | None = None
     export: ExportRecord | None = None
     engines: tuple[EngineRecord, ...] = ()
     history: tuple[dict[str, object], ...] = ()
-    probes: Mapping[str, float] = field(default_factory=dict)  # top-1 of each probe of its features, as a sweep has it
+    # top-1 of each probe of its features, as a sweep recorded it; empty: no sweep did
+    probes: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -102,12 +103,14 @@ class Evidence:
     runs: list[Run] = field(default_factory=list)
     profiles: list[LayerProfile] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    lines: set[str] = field(default_factory=set)  # hashes of those read: a copy of a file tells nothing new
+    # hashes of the run lines read so far, so that a copy of a file adds no runs
+    lines: set[str] = field(default_factory=set)
     reader: RunReader = field(default_factory=lambda: RunReader(_READER))
-    probes: dict[str, dict[str, float]] = field(default_factory=dict)  # by the hash of the weights of a model
-    costs: list[FleetCost] = field(default_factory=list)  # of the plans of fleets that were named
-    fleets: set[Path] = field(default_factory=set)  # folders of their jobs
-    _notes: set[Skipped] = field(default_factory=set)  # all that ever was in `skipped`
+    # top-1 of each probe of features, by the hash of the model's weights
+    probes: dict[str, dict[str, float]] = field(default_factory=dict)
+    costs: list[FleetCost] = field(default_factory=list)  # costs of the fleets whose plans were given
+    fleets: set[Path] = field(default_factory=set)  # job folders of these fleets
+    _notes: set[Skipped] = field(default_factory=set)  # everything that was ever added to `skipped`
 
     def read(self, source: Path | str, read: Callable[[], T]) -> T | None:
         """Read a file; if that fails, list it as skipped and return None."""

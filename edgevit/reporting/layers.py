@@ -48,7 +48,7 @@ _LARGE = (("MatMul", "Gemm", "Conv", "Attention", "Einsum"), ("Softmax", "LayerN
 class LayerPlace:
     """The block and module of a layer."""
 
-    block: int | None  # None: to none
+    block: int | None  # number of the block; None: the layer belongs to no block
     part: _Part
 
 
@@ -57,7 +57,7 @@ class Spent:
     """The time of all layers of one place."""
 
     place: LayerPlace
-    ms: float  # sum of the layers' medians
+    ms: float  # sum of the layers' median times
     layers: int
 
 
@@ -72,15 +72,15 @@ class Breakdown:
     label: str
     precision: str | None
     batch: int
-    inference_ms: float  # profiled
-    profiled_ms: float  # median of whole inferences
-    plain_ms: float  # the same without the profiler
+    inference_ms: float  # duration of an inference with the profiler, by its parts
+    profiled_ms: float  # median duration of whole inferences with the profiler
+    plain_ms: float  # median duration of whole inferences without the profiler
     spent: tuple[Spent, ...]
-    between_ms: float  # in no layer; below 0: layers ran at the same time
-    between: str  # what that is
-    unknown: tuple[str, ...]  # layers whose name maps to nothing
-    fused: int  # attentions that run as one kernel
-    slowest: tuple[tuple[str, float], ...]  # layers and their ms
+    between_ms: float  # time in no layer; negative: layers ran at the same time
+    between: str  # what the time in no layer is, in words
+    unknown: tuple[str, ...]  # layers whose names belong to no block or module
+    fused: int  # number of attentions that run as one kernel
+    slowest: tuple[tuple[str, float], ...]  # the slowest layers, with their times in ms
 
     @property
     def interrupted_ms(self) -> float:

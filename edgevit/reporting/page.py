@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgevit.reporting.wrong import Wrong
 
 SHIPPED = Path(__file__).with_name("page")
-PACKED_CHARACTERS = 1_000_000  # of all models' parts, above which each is packed until a reader opens it
+PACKED_CHARACTERS = 1_000_000  # size of all models' parts above which each is packed until a reader opens it
 LIMIT_BYTES = 3_000_000  # above, mail and chat begin to refuse a file
 
 

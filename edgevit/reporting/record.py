@@ -20,43 +20,45 @@ class EntryRecord:
 
     kind: Kind
     title: str
-    model: str | None  # name of its folder; None: it was not found
-    method: str | None = None  # several in their order: corp, then forge; or "ready-made"
-    rate: float | None = None  # share of the base's MACs that is gone
+    model: str | None  # name of the model folder; None: it was not found
+    method: str | None = None  # name of the method; several in their order, "corp, then forge"; or "ready-made"
+    rate: float | None = None  # share of the base's MACs that is removed
     seed: int | None = None
     steps: int | None = None
     top1: float | None = None
     images: int | None = None
-    cosine: float | None = None  # of its features to the base's, the mean over test images
-    neighbours: float | None = None  # share of the ten nearest test images by its features that are the base's
-    agreement: float | None = None  # of its maps with the base's, likewise
-    precision_of_boxes: float | None = None  # average precision of what a detector finds in test images
-    knn: float | None = None  # top-1 of classifiers fitted to its features, on the images of a sweep
-    linear: float | None = None
-    judged: str | None = None  # what was: "torch", or the file
-    validation: tuple[int, int] | None = None  # right, of so many images of the validation part
+    cosine: float | None = None  # cosine of its features to the base's, the mean over test images
+    # share of an image's ten nearest test images, by its features, that are also the base's nearest
+    neighbours: float | None = None
+    agreement: float | None = None  # agreement of its maps with the base's, the mean over test images
+    precision_of_boxes: float | None = None  # average precision of the boxes that a detector finds in test images
+    knn: float | None = None  # top-1 of a nearest-neighbour classifier of its features, on the images of a sweep
+    linear: float | None = None  # top-1 of a linear classifier of its features, on the images of a sweep
+    judged: str | None = None  # what top1 is of: "torch", or the name of the file
+    # number of right images of the validation part, and number of all its images
+    validation: tuple[int, int] | None = None
     macs: int | None = None
     params: int | None = None
-    embed: int | None = None  # channels of its embedding
+    embed: int | None = None  # width of the embedding
     file_bytes: int | None = None
-    file: str | None = None  # that was measured
+    file: str | None = None  # name of the file that was measured
     precision: str | None = None
-    repeats: int = 0  # runs; the figures below are their medians
+    repeats: int = 0  # number of runs; the figures below are their medians
     p50_ms: float | None = None
-    p50_least_ms: float | None = None  # of the runs
-    p50_most_ms: float | None = None
+    p50_least_ms: float | None = None  # lowest p50 of the runs
+    p50_most_ms: float | None = None  # highest p50 of the runs
     p99_ms: float | None = None
     images_per_s: float | None = None
     power_w: float | None = None
-    energy_mj: float | None = None  # of an image
-    memory_mib: float | None = None  # that its process took; on a GPU by which the free memory of the machine fell
-    ratio: float | None = None  # of the latency to the restricted base's
+    energy_mj: float | None = None  # energy of one image
+    memory_mib: float | None = None  # memory that its process took; on a GPU, how much the machine's free memory fell
+    ratio: float | None = None  # latency over that of the restricted base
     ratio_low: float | None = None
     ratio_high: float | None = None
-    ratio_of: str | None = None  # the figure it is of: p50, mean or processor
+    ratio_of: str | None = None  # the figure whose ratio it is: p50, mean or processor
     gates_passed: int = 0
     gates_failed: int = 0
-    busy: bool = False  # other programs slowed a run
+    busy: bool = False  # whether other programs slowed a run
     void: tuple[str, ...] = ()
 
 
@@ -65,14 +67,14 @@ class PanelRecord:
     """Models that may be compared: those of one task at one place. None: not known, or nothing was measured."""
 
     classes: tuple[str, ...] | None
-    images: str | None  # of the task, in words
-    base: str | None = None  # in words, where models of several bases were judged on these images
+    images: str | None  # the task's images in words
+    base: str | None = None  # the base in words where models of several bases were judged on these images
     place: str | None  # where and how latencies were measured, in words
     environment: dict[str, str] | None
     batch: int | None
     streams: int | None
     use: str | None
-    take: str | None  # title of the model to take; None: none of them
+    take: str | None  # title of the model to take; None: none is recommended
     answer: str
     notes: tuple[str, ...]
     models: tuple[EntryRecord, ...]  # baselines first
@@ -82,12 +84,12 @@ class PanelRecord:
 class ReportRecord:
     """All tables of a report."""
 
-    report: Literal["edgevit"] = "edgevit"  # what the file is, for who finds it
+    report: Literal["edgevit"] = "edgevit"  # what the file is, for a person or program that finds it
     edgevit: str
     panels: tuple[PanelRecord, ...]
-    split_reasons: tuple[str, ...]  # why there is more than one panel
+    split_reasons: tuple[str, ...]  # why there is more than one panel; empty: there is one
     skipped: tuple[Skipped, ...]
-    costs: tuple[FleetCost, ...] = ()  # of the fleets whose plans were given
+    costs: tuple[FleetCost, ...] = ()  # costs of the fleets whose plans were given
 
 
 # No seal: edgevit does not read it.

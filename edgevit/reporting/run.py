@@ -47,7 +47,7 @@ class Report:
 
     text: str
     format: Format
-    file: Path | None  # None: it was written nowhere
+    file: Path | None  # path of the written report; None: it was not written to a file
     panels: tuple[Panel, ...]
     evidence: Evidence
 

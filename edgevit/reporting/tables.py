@@ -36,7 +36,7 @@ class Column:
     title: str
     value: Callable[[Entry], float | str | None]
     text: Callable[[Entry], str]
-    more: Callable[[Entry], str] = lambda _: ""  # in small beside it
+    more: Callable[[Entry], str] = lambda _: ""  # text in small type after the cell's
     only_if_it_varies: bool = False
 
 

@@ -31,8 +31,8 @@ from edgevit.text import format_count
 
 _HEAD = ("place", "file", "batch", "p50 ms", "p90 ms", "p99 ms", "spread", "images/s", "W", "mJ/image", "engine MiB",
         "max C", "power mode")  # fmt: skip
-_DIGITS = 12  # of a hash
-_OF_TAB = 6  # of one that only tells two tasks apart
+_DIGITS = 12  # digits of a hash
+_OF_TAB = 6  # digits of a hash that only tells two tasks apart
 _OWN = 2  # classes in a tab
 
 

@@ -13,8 +13,8 @@ from edgevit.exporting.mistakes import mistakes
 from edgevit.progress import Progress
 from edgevit.reporting.gather import Evidence
 
-PIXELS = 96  # of the longer side
-_QUALITY = 75  # of a JPEG
+PIXELS = 96  # length of the longer side
+_QUALITY = 75  # quality of the JPEG, of 100
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Wrong:
 
     label: str
     called: str
-    sure: float  # the probability of that, among the target classes
-    picture: str  # a data URI
+    sure: float  # probability of the predicted class, among the target classes
+    picture: str  # the image as a data URI
 
 
 def small(image: Image) -> str:

@@ -20,10 +20,10 @@ class StageCost:
     stage: Stage
     jobs: int
     hours: float
-    cpu_hours: float  # of all threads
+    cpu_hours: float  # processor hours, summed over all threads
     gpu_hours: float
     board_hours: float
-    dollars: float | None  # None: the plan has no prices
+    dollars: float | None  # cost of the stage in dollars; None: the plan has no prices
 
     def cells(self) -> tuple[str, ...]:
         """The stage as a row of a table; with the dollars where the plan has prices."""
@@ -39,7 +39,7 @@ class BoardCost:
     minutes: float
     engine_minutes: float
     bench_minutes: float
-    idle_minutes: float  # without a job while one was ready for it and another job of the plan ran
+    idle_minutes: float  # minutes without a job while one was ready for the board and another job of the plan ran
     dollars: float | None
 
     def cells(self) -> tuple[str, ...]:
@@ -55,8 +55,8 @@ class FleetCost:
     out: str  # folder of the plan's models
     stages: tuple[StageCost, ...]
     boards: tuple[BoardCost, ...]
-    prices: Mapping[str, float]  # of an hour, by cpu, gpu and board, as the plan has them
-    dollars: float | None  # of all stages
+    prices: Mapping[str, float]  # dollars of an hour of cpu, gpu and board, as the plan states them
+    dollars: float | None  # cost of all stages in dollars; None: the plan has no prices
 
     def tables(self) -> list[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
         """Head and rows of the table of stages, and of that of boards if there are any."""

@@ -19,14 +19,14 @@ from edgevit.jobs.jobs_file import DeriveJob
 from edgevit.jobs.runners import WORKER, Job, JobQueue, makespan
 from edgevit.network.network import Network
 
-PROCESS_BYTES = 800_000_000  # of Python with torch, and images
+PROCESS_BYTES = 800_000_000  # memory of Python with torch and images
 UNTRAINED_COPIES, TRAINED_COPIES = 4, 8  # of the weights: base, model and statistics; gradients, moments and teacher
 KEPT = 18  # numbers of the embedding's width that training keeps of each token and block, and 2 of each pair of a head
 HEAD_WIDTH = 64
 USUAL_STEPS, MEASURED_IMAGES = 1000, 3000  # where a method's own rule decides; images of statistics and accuracy
 UNSEEN_S = {"export": 20.0, "engine": 240.0, "bench": 30.0}  # before the first of a stage has ended
 BASE = ("base", "checkpoint", "model_args")  # arguments that tell bases apart
-SHARE = 0.05  # of the time, at most, that is spent on estimating the time left
+SHARE = 0.05  # largest share of the time that is spent on estimating the time left
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class BaseSize:
 
     macs: int
     params: int
-    kept: int  # numbers that training keeps of one image
+    kept: int  # count of numbers that training keeps in memory for one image
 
 
 def size_of(network: Network) -> BaseSize:
@@ -71,8 +71,8 @@ class Kind:
 
     names: tuple[str, ...]
     method: str
-    measures: bool  # whether it measures what other derivations reuse
-    first: bool  # whether it is the first of its stage in its process, and imports and compiles for the later ones
+    measures: bool  # whether the job measures what other derivations reuse
+    first: bool  # whether the job is the first of its stage in its process: it imports and compiles for the later ones
 
     def others(self) -> list[Kind]:
         """The kinds that differ in what is measured or imported; the most similar one first."""

@@ -57,15 +57,16 @@ REQUESTS: dict[str, type] = {"export": ExportRequest, "bench": BenchRequest}
 
 
 class PlanBudget(BudgetEntry):  # type: ignore[valid-type,misc]  # a class made of fields
-    board: str | None = None  # by its name: where ms, mj or fps are measured that no cost_table counts
+    # name of the board that measures ms, mj or fps where no cost_table counts them; None: no board
+    board: str | None = None
 
 
 class BoardEntry(NamedEntry):
-    host: str | None = None  # as ssh knows it; None: the name
-    hosts: tuple[str, ...] = ()  # of several equal boards; each job is done on any of them
+    host: str | None = None  # name that ssh takes; None: the board's name
+    hosts: tuple[str, ...] = ()  # hosts of several equal boards; each job runs on any of them
     ssh_config: str | None = None
-    profile: str | None = None  # its budgets are gates, too
-    power_modes: tuple[str, ...] = ()  # to measure in; empty: the current one
+    profile: str | None = None  # name of a board profile, whose budgets become gates; None: no profile
+    power_modes: tuple[str, ...] = ()  # power modes to measure in; empty: the current one
 
     @property
     def address(self) -> str | None:
@@ -84,7 +85,7 @@ Price = Annotated[float, Field(ge=0)]
 class HourPrices(Strict):
     """Dollars of an hour; None: not counted."""
 
-    cpu: Price | None = None  # of one processor core
+    cpu: Price | None = None  # price of one processor core
     gpu: Price | None = None
     board: Price | None = None
 
@@ -97,14 +98,15 @@ class PlanLayout(Strict):
     tasks: list[TaskEntry]  # type: ignore[valid-type]
     budgets: list[PlanBudget]
     methods: tuple[MethodEntry, ...] = (MethodEntry(name="forge"),)
-    precisions: tuple[Literal["fp32", "fp16", "int8"], ...] = ()  # to measure; empty: what `edgevit bench` measures
+    # precisions to measure; empty: those that `edgevit bench` measures by default
+    precisions: tuple[Literal["fp32", "fp16", "int8"], ...] = ()
     boards: tuple[BoardEntry, ...] = ()
     gates: tuple[str, ...] = ()
     export: dict[str, Any] = Field(default_factory=dict)  # options of `edgevit export`
-    bench: dict[str, Any] = Field(default_factory=dict)  # and of `edgevit bench`
+    bench: dict[str, Any] = Field(default_factory=dict)  # options of `edgevit bench`
     prices: HourPrices = HourPrices()
-    workers: int | None = None  # None: as many as the processors allow
-    threads: int = 4  # of each worker
+    workers: int | None = None  # number of derivations at a time; None: as many as the processors allow
+    threads: int = 4  # number of threads of each worker
     data: str | None = None
     training: dict[str, Any] = Field(default_factory=dict)
 
@@ -120,15 +122,15 @@ class FleetJob:
 
     name: str
     stage: Stage
-    folder: Path  # with its record, its lock, and the runs of a bench
+    folder: Path  # folder of the job's record, its lock, and the runs of a bench
     model: Path
-    sha256: str  # of what its result depends on
-    derivation: DeriveJob  # that it is, or that its model comes from
-    options: Mapping[str, Any]  # of its command
+    sha256: str  # hash of everything that the result depends on
+    derivation: DeriveJob  # the derivation that this job is, or whose model it uses
+    options: Mapping[str, Any]  # options of the job's command
     needs: tuple[str, ...] = ()
     place: str = WORKER
-    hosts: tuple[str, ...] = ()  # of several equal boards; `on_host` puts one into the options
-    gates: tuple[str, ...] = ()  # of a bench
+    hosts: tuple[str, ...] = ()  # hosts of several equal boards; `on_host` puts one into the options
+    gates: tuple[str, ...] = ()  # gates that a bench must pass
 
 
 def on_host(job: FleetJob, host: str) -> FleetJob:

@@ -37,7 +37,7 @@ from edgevit.request import takes_options
 from edgevit.version import written_by
 
 READ = ("base", "checkpoint", "supernet", "cost_table", "data")  # options of a derivation that may name files
-MANY_IMAGES = 2**31  # of a task whose images are not listed yet
+MANY_IMAGES = 2**31  # number of images assumed for a task whose images are not listed yet
 RANKS = {"export": 0, "engine": 0, "bench": 0, "derive": 1}  # what ends a model comes before the next model
 
 

@@ -28,14 +28,14 @@ class JobRecord:
     """job.json: how a job ended."""
 
     job: str
-    sha256: Sha256  # of everything that its result depends on
+    sha256: Sha256  # hash of everything that the result depends on
     state: Literal["done", "failed", "waiting"]
-    reason: str | None = None  # why it failed or waits
-    seconds: float = 0.0  # of its last try
-    cpu_s: float = 0.0  # of all threads and processes of that
-    gpu_s: float = 0.0  # seconds times GPUs that it used
-    began: float | None = None  # of its last try, in seconds since the epoch; None: it was not tried
-    board: str | None = None  # host of the board that it was done on; None: on none
+    reason: str | None = None  # why the job failed or waits
+    seconds: float = 0.0  # duration of the last try
+    cpu_s: float = 0.0  # processor seconds of the last try, in all threads and processes
+    gpu_s: float = 0.0  # seconds of the last try times the number of GPUs that it used
+    began: float | None = None  # start of the last try, in seconds since the epoch; None: the job was not tried
+    board: str | None = None  # host of the board that did the job; None: it needed no board
     gates: dict[str, State] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     versions: Versions | None = None
@@ -54,16 +54,16 @@ class JobState:
     job: str
     stage: Stage
     state: JobProgress
-    reason: str | None = None  # why it failed, or what it waits for
+    reason: str | None = None  # why the job failed, or what it waits for
     seconds: float | None = None
     cpu_s: float = 0.0
     gpu_s: float = 0.0
-    began: float | None = None  # seconds since the epoch
-    board: str | None = None  # host of the board that did it
+    began: float | None = None  # start of the last try, in seconds since the epoch
+    board: str | None = None  # host of the board that did the job; None: no board did
     place: str = WORKER
     needs: tuple[str, ...] = ()
     gates: dict[str, State] = field(default_factory=dict)
-    waits_for_another: bool = False  # whether it waits for another job, which the reason names
+    waits_for_another: bool = False  # whether it waits for another job, which `reason` names
 
     @property
     def passed(self) -> bool:

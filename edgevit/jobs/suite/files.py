@@ -41,9 +41,9 @@ class NetworkFiles:
     tensorrt: TensorRT
     scratch: Path
     progress: Progress
-    largest: str  # size of the dense network that others are cut from
-    weights: Network | None = None  # that network with trained weights; None: random weights
-    engines: dict[str, str] = field(default_factory=dict)  # paths on the board by network
+    largest: str  # size of the dense network from which others are cut
+    weights: Network | None = None  # the largest dense network with trained weights; None: all weights are random
+    engines: dict[str, str] = field(default_factory=dict)  # path of each engine on the board, by name of its network
 
     def prepare(self, network: SuiteNetwork) -> Prepared:
         """Write a network, and build its engine if it runs on a board."""

@@ -24,11 +24,12 @@ class _Strict(BaseModel):
 class NetworkEntry(_Strict):
     """A network that is made from a dense one."""
 
-    name: str = ""  # follows the name of the size
-    sizes: Literal["largest", "smaller"] = "largest"  # of --sizes: the dense networks that it is made from
+    name: str = ""  # what follows the size in the network's name; empty: the size is the whole name
+    sizes: Literal["largest", "smaller"] = "largest"  # which of the sizes in --sizes the networks are made from
     quick: bool = False  # whether --quick measures it
-    precision: Literal["fp16", "fp32"] = "fp16"  # of its engine
-    rate: _Share | None = None  # share of the MACs that are removed, in widths of `shape`
+    precision: Literal["fp16", "fp32"] = "fp16"  # precision of the engine
+    # share of the MACs to remove by widths that policy `shape` allows; None: no MACs are removed that way
+    rate: _Share | None = None
     shape: str | None = None
     padded: bool = False  # whether its heads are padded until attention fuses
     head_width: int | None = None
@@ -56,7 +57,7 @@ class QuestionEntry(_Strict):
 class SuitePlan(_Strict):
     """The whole plan."""
 
-    minutes: float  # time limit
+    minutes: float  # time limit in minutes
     quick_minutes: float
     questions: tuple[QuestionEntry, ...]
     published: dict[str, tuple[Published, ...]]  # figures of others, by the name of a profile or a prefix of it

@@ -25,12 +25,12 @@ class Figure:
     p50_ms: float
     mean_ms: float
     images_per_s: float
-    energy_mj: float | None  # of an image; None: no power could be read
-    ratio: float | None  # p50 over that of the dense network in the same rounds; None: no such rounds
-    low: float | None  # of the ratio's 95 % interval
+    energy_mj: float | None  # energy of one image; None: no power could be read
+    ratio: float | None  # p50 over the p50 of the dense network in the same rounds; None: no such rounds
+    low: float | None  # lower end of the ratio's 95 % interval; None: no interval
     high: float | None
-    roofline_share: float | None  # the board's least time over the p50; None: no profile of the board
-    void: tuple[str, ...]  # why runs of it do not count
+    roofline_share: float | None  # lower bound of the time on this board over the p50; None: the board has no profile
+    void: tuple[str, ...]  # why runs of the network at this batch size do not count; empty: they do
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class MeasuredNetwork:
     fusable: int  # blocks whose attention TensorRT should fuse
     fused: int | None  # blocks whose attention is one kernel in the engine; None: no engine, or unknown
     build_s: float | None
-    refused: str | None  # why there is no engine
+    refused: str | None  # why there is no engine; None: there is one
     figures: tuple[Figure, ...]
-    failed: str | None = None  # at which batch size and why its last run failed
+    failed: str | None = None  # at which batch size the last run failed, and why; None: it did not fail
 
 
 @dataclass(frozen=True)
 class Published:
     """A published figure of such a network on such a board."""
 
-    network: str  # its name in the suite
+    network: str  # name of the network in the suite
     ms: float
     source: str
     conditions: str
@@ -68,12 +68,12 @@ class SuiteRecord:
     """The whole file."""
 
     created: str
-    edgevit: str  # version and, in a checkout, commit
+    edgevit: str  # version of edgevit and, in a checkout, the commit
     request: dict[str, Any]  # the options that must be the same to continue an unfinished suite
     host: str
-    profile: str | None  # of the board
+    profile: str | None  # name of the board's profile; None: no profile fits
     environment: dict[str, Any]  # module, JetPack, TensorRT, power mode and clocks, as the agent found them
-    seconds: float  # of work so far
+    seconds: float  # time that the suite took so far, over all commands
     measured: tuple[MeasuredNetwork, ...] = ()
     left_out: tuple[str, ...] = ()  # networks that were not measured, for lack of time
     published: tuple[Published, ...] = ()

@@ -34,8 +34,9 @@ class SuiteNetwork:
     name: str
     size: str  # tiny, small or base
     precision: str = FP16.name
-    dims: tuple[BlockDims, ...] | None = None  # of its blocks; None: as timm makes them
-    args: Mapping[str, Any] = field(default_factory=dict)  # for timm, where they differ from the dense network's
+    dims: tuple[BlockDims, ...] | None = None  # sizes of its blocks; None: those that timm makes
+    # arguments for timm where they differ from those of the dense network
+    args: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def timm_name(self) -> str:

@@ -16,12 +16,14 @@ class TimeLimit:
     """Time so far, and estimates by the slowest build and the last runs."""
 
     minutes: float
-    earlier_s: float  # of work by earlier commands
-    began: float  # by the clock
+    earlier_s: float  # seconds of work by earlier commands
+    began: float  # reading of the clock at the start, in seconds
     clock: Callable[[], float] = time.monotonic
     builds: int = 0
-    build_s: float = 0.0  # of the longest build, but for the first, in which TensorRT times kernels for all others
-    run_s: float = WINDOW_S + WARMUP_S + START_S  # of a run with its process, on average of the last question
+    # longest build after the first, in which TensorRT times kernels for all others; of the first until then
+    build_s: float = 0.0
+    # duration of a run with its process: an estimate, then the mean over the last question
+    run_s: float = WINDOW_S + WARMUP_S + START_S
 
     @property
     def elapsed_s(self) -> float:

@@ -25,19 +25,19 @@ _PARTIAL = ".partial"
 class ListedFolder:
     """One folder. None: not applicable, or not recorded."""
 
-    folder: str  # relative to the folder that is listed
+    folder: str  # path relative to the folder that is listed
     kind: _Kind
-    method: str | None = None  # all that cut the base, in order
-    rate: float | None = None  # share of the base's MACs that is gone
+    method: str | None = None  # all methods that cut the base, in order
+    rate: float | None = None  # share of the base's MACs that is removed
     macs: int | None = None
-    macs_share: float | None = None  # of the base's
+    macs_share: float | None = None  # MACs as a share of the base's
     top1: float | None = None
-    images: int | None = None  # that top1 is of
-    part: str | None = None  # of the data, that they are of
+    images: int | None = None  # number of images on which top1 was measured
+    part: str | None = None  # part of the data that these images are from
     latency_ms: float | None = None
-    files: int = 0  # ONNX files in its export
+    files: int = 0  # number of ONNX files in the folder's export
     engines: int = 0
-    note: str | None = None  # why it cannot be read, or what to do
+    note: str | None = None  # why the folder cannot be read, or what to do
 
 
 def list_folders(root: Path) -> list[ListedFolder]:

@@ -37,10 +37,10 @@ _READER = Reader(SweepError, hint="remove it to sweep again: models that are the
 class Latency:
     """Milliseconds of one image on this machine, measured in turns with the base."""
 
-    figure: str  # "p50"; or "mean", which alone can be judged where other programs were busy
+    figure: str  # "p50"; or "mean", the only one that can be judged where other programs were busy
     ms: Annotated[float, Field(gt=0)]
-    ratio: float  # to the base's
-    low: float | None  # of its 95 % interval; None: it has none
+    ratio: float  # latency over the base's
+    low: float | None  # lower end of the ratio's 95 % interval; None: there is no interval
     high: float | None
 
 
@@ -50,7 +50,7 @@ class OnImages:
     # Of `images`, how many are classified rightly among the target classes; None: there are no labels.
     right: int | None
     images: int
-    judged: dict[JudgedPart, RightImages] | None  # None: not recorded
+    judged: dict[JudgedPart, RightImages] | None  # which images are classified rightly, by part; None: not recorded
 
     def __post_init__(self) -> None:
         if self.right is not None and self.right > self.images:
@@ -71,18 +71,20 @@ class SweepPoint(OnImages):
     """One model: a folder beside sweep.json."""
 
     folder: str
-    rate: float | None  # None: the base, or a ready-made model
+    rate: float | None  # removed share of the base's MACs; None: the base, or a ready-made model
     right: Index | None
     images: Index
     macs: Count
     params: Count
-    latency: Latency | None = None  # None: not measured yet
+    latency: Latency | None = None  # latency with its ratio to the base's; None: not measured yet
     judged: dict[JudgedPart, RightImages] | None = None
-    weights_sha256: Sha256 | None = None  # of the model that was judged; None: not recorded
+    weights_sha256: Sha256 | None = None  # hash of the judged model's weights; None: not recorded
     # By part, which images are classified rightly by each probe of the features; the first is in `judged`, too.
     probes: dict[str, dict[JudgedPart, RightImages]] | None = None
-    similarity: SimilarityRecord | None = None  # of features to the base's; None: it is the base, or has other outputs
-    map: MapRecord | None = None  # the same of a map
+    # likeness of the model's features to the base's; None: it is the base, or has other outputs
+    similarity: SimilarityRecord | None = None
+    # likeness of the model's map to the base's; None: it is the base, or has other outputs
+    map: MapRecord | None = None
 
     @property
     def likeness(self) -> Share | None:
@@ -119,14 +121,15 @@ class Sweep:
     """What sweep.json says."""
 
     request: dict[str, Any]  # the options that must be the same to continue the sweep
-    part: JudgedPart  # of the data, that the models are judged on
+    part: JudgedPart  # part of the data on which the models are judged
     created: str
     versions: Versions
     points: tuple[SweepPoint, ...] = ()  # the base first, then by rate
     left_out: tuple[str, ...] = ()  # rates that no model could be derived at, and why
-    threads: int | None = None  # that latency was measured with; None: all cores
-    finetuned: FinetunedBase | None = None  # None: the base was cut as it is, and nothing else was asked for
-    fingerprint: Sha256 | None = None  # of the images; None: nothing is judged yet
+    threads: int | None = None  # number of threads when latency is measured; None: all cores
+    # the fine-tuned base; None: the base was cut as it is, and no fine-tuned one was requested
+    finetuned: FinetunedBase | None = None
+    fingerprint: Sha256 | None = None  # hash of the images; None: nothing is judged yet
     ready_made: tuple[SweepPoint, ...] = ()  # ONNX files of --beside, each in the folder of its name without .onnx
 
     @property

@@ -59,7 +59,7 @@ _FIRST: Mapping[str, tuple[str, str, list[Any]]] = {  # the name of the patch em
 }
 _CONSTANTS = ("relative_position_index", "attn_mask")
 _TORCHVISION_RESIZED = {"tiny": 232, "small": 246, "base": 238}  # pixels, of which 224 are cropped
-_SIZES = {96: "tiny", 128: "base", 192: "large"}  # by width of the first stage
+_SIZES = {96: "tiny", 128: "base", 192: "large"}  # timm's name of the size, by width of the first stage
 
 
 # -- networks of timm --------------------------------------------------------------------------------------------------

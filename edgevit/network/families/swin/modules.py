@@ -28,7 +28,7 @@ _APART = -100.0  # added to the logits of tokens that only the shift brings into
 class Windows:
     """The windows of a grid of tokens, which is shifted first, and padded to whole windows."""
 
-    grid: tuple[int, int]  # rows and columns
+    grid: tuple[int, int]  # rows and columns of tokens
     size: tuple[int, int]
     shift: tuple[int, int] = (0, 0)
 
@@ -95,11 +95,12 @@ class WindowAttention(SlimAttention):
     """
 
     order: Tensor
-    filled: Tensor | None  # 1 for places with a token; None: all are
+    filled: Tensor | None  # factors of the places: 1 with a token, 0 without; None: all places have one
     places: Tensor
     relative: Tensor
     apart: Tensor | None
-    constant: Tensor | None  # the biases, where they are constants
+    # the result of `biases` where it is constant, as in an export; None: it is computed from the table
+    constant: Tensor | None
 
     def __init__(self, windows: Windows, dim: int, dims: BlockDims, *, qkv_bias: bool) -> None:
         super().__init__(dim, dims, qkv_bias=qkv_bias)

@@ -13,7 +13,7 @@ from edgevit.network.copies import bare_copy
 from edgevit.network.families import architecture
 from edgevit.records.model import TokenOutput
 
-PLACE = "backbone"  # of the ViT in the module
+PLACE = "backbone"  # name of the ViT within the module
 
 
 class Depths(nn.Module):

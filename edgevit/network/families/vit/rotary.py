@@ -33,8 +33,8 @@ class Rotation:
     """The rotation of queries and keys of patches by their position; tokens before them are not rotated."""
 
     grid: tuple[int, int]  # rows and columns of patches
-    prefix: int  # tokens before the patches
-    temperature: float  # periods are its powers with exponents in [0, 1), in half sides of the image
+    prefix: int  # number of tokens before the patches
+    temperature: float  # base of the periods: its powers with exponents in [0, 1), in half sides of the image
 
     def table(self, width: int) -> Tensor:
         """Cosines, and sines with the sign of `RotaryAttention.placed`, for heads of this width: [2, N, width].
