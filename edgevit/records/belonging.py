@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgevit.records.writing import file_sha256
 
-_DIGITS = 12  # of a hash in messages
+_DIGITS = 12  # digits of a hash in messages
 
 
 def file_fault(file: Path, sha256: str, record: Path) -> str | None:

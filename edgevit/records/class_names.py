@@ -26,4 +26,4 @@ def class_name(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-ClassName = Annotated[str, AfterValidator(class_name)]  # of a field of a record
+ClassName = Annotated[str, AfterValidator(class_name)]  # type of a record's field

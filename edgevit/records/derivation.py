@@ -68,9 +68,10 @@ class DataRecord:
     skipped_images: int = 0
     group_by: str | None = None  # the rule by which images were grouped before the split; None: not grouped
     contents: dict[_Part, Sha256] = field(default_factory=dict)  # hash of the images of each part that was read
-    copies: dict[_Part, Index] = field(default_factory=dict)  # by part, images that the training part contains, too
+    # number of images of a part that the training part contains, too, by part
+    copies: dict[_Part, Index] = field(default_factory=dict)
     unlabelled: UnlabelledRecord | None = None
-    showing: tuple[ClassName, ...] | None = None  # the classes of objects that a detector is for; None: all
+    showing: tuple[ClassName, ...] | None = None  # classes of objects that a detector is to find; None: all
 
     @property
     def images_sha256(self) -> str:
@@ -97,7 +98,7 @@ class StartRecord:
     """
 
     network: Literal["base", "finetuned"]
-    steps: Index  # of the fine-tuning
+    steps: Index  # number of steps of the fine-tuning
     loss_validation_base: _Number
     loss_validation_finetuned: _Number
 
@@ -133,12 +134,12 @@ class BudgetRecord:
     quantity: Literal["macs", "params", "ms", "mj"]
     limit: _Number
     base: _Number
-    option: str  # as the user gave it, such as "rate 0.5"
-    reached: _Number | None = None  # None: a slice, whose cost is the limit
+    option: str  # the budget as the user gave it, such as "rate 0.5"
+    reached: _Number | None = None  # cost of the derived model; None: of a slice, whose cost is the limit
     table: TableRecord | None = None
     # Smallest sizes by the number of the block in the base; blocks not listed were removed. None: no minimum.
     at_least: dict[str, BlockDims] | None = None
-    at_least_embed: Size | None = None  # smallest width of the embedding; None: no minimum
+    at_least_embed: Size | None = None  # minimum width of the embedding; None: no minimum
 
 
 @dataclass(frozen=True)
@@ -146,17 +147,17 @@ class FigureRecord:
     """A measurement of one model, with its 95 % interval: ms of one inference, or mJ of one image."""
 
     value: _Number
-    low: _Number | None  # None: too few repeats for an interval
+    low: _Number | None  # lower end of the 95 % interval; None: too few repeats for an interval
     high: _Number | None
-    repeats: Size  # times that the model was measured, each in turn with the base
+    repeats: Size  # number of measurements of the model, each in turn with the base
 
 
 @dataclass(frozen=True)
 class RoundRecord:
     """One plan of the search for a measured budget."""
 
-    limit: _Number  # of the allocation, by the corrected table
-    predicted: _Number  # by the corrected table
+    limit: _Number  # limit of the allocation, by the corrected table
+    predicted: _Number  # cost of the plan by the corrected table
     measured: FigureRecord
 
 
@@ -166,16 +167,16 @@ class MetRecord:
 
     quantity: Literal["ms", "mj"]
     budget: _Number
-    option: str  # as the user gave it, such as "ms 5"
-    outcome: Outcome  # of the verified figure
-    verified: FigureRecord  # of the final model, after all rounds
-    figure: str  # of the ratio: p50, or energy; processor or mean where other programs were busy
-    base: _Number  # cost of the base by the table
+    option: str  # the budget as the user gave it, such as "ms 5"
+    outcome: Outcome  # how the verified figure compares with the budget
+    verified: FigureRecord  # measurement of the final model, after all rounds
+    figure: str  # the figure whose ratio is taken: p50 or energy; processor or mean where other programs were busy
+    base: _Number  # cost of the base by the table, in ms or mJ
     rounds: tuple[RoundRecord, ...]
-    factors: dict[str, _Number]  # by which the terms of the table were corrected
-    table: TableRecord  # as it was measured
-    conditions: dict[str, Any]  # board or processor, power mode, precision, batch
-    ended: str | None  # why the rounds ended before the budget was met; None: it was
+    factors: dict[str, _Number]  # factors by which the table's terms were corrected, by term
+    table: TableRecord  # the table before any correction
+    conditions: dict[str, Any]  # board or processor, power mode, precision and batch of the measurements
+    ended: str | None  # why the rounds ended before the budget was met; None: it was met
     seconds: dict[str, float]
     # Measured values of model and base at verification, not ratios: both include what slowed the machine.
     clock: _Number | None = None
@@ -201,11 +202,11 @@ class ShapeRecord:
 class RejectedRecord:
     """How many images of one part are classified as `other`."""
 
-    images: Index  # of the target classes
-    other: Index  # of these, classified as `other`
-    right: Index  # of these, classified correctly
-    foreign_images: Index  # of other classes; 0: the data contains none
-    foreign_other: Index
+    images: Index  # number of images of the target classes
+    other: Index  # number of the target classes' images that are classified as `other`
+    right: Index  # number of the target classes' images that are classified correctly
+    foreign_images: Index  # number of images of other classes; 0: the data contains none
+    foreign_other: Index  # number of the other classes' images that are classified as `other`
 
     @property
     def share(self) -> float:
@@ -225,7 +226,8 @@ class AccuracyRecord:
     top1: Share
     images: Index
     per_class: dict[ClassName, Share | None] | None = None
-    rejection: dict[str, RejectedRecord] | None = None  # by part
+    # number of images classified as `other`, by part; None: the model has no such rule
+    rejection: dict[str, RejectedRecord] | None = None
     images_per_class: dict[ClassName, Index] | None = None
     # By class and predicted class, the number of wrong predictions.
     confused: dict[ClassName, dict[ClassName, Index]] | None = None
@@ -236,8 +238,9 @@ class SimilarityRecord:
     """How far the features of a model are those of its base on the test part, without labels."""
 
     images: Index
-    cosine: Share  # mean over the images; 0 where it is negative
-    same_neighbours: Share | None  # of each image's ten nearest by the base; None: too few images
+    cosine: Share  # mean over the images of the cosine between both features; 0 where the mean is negative
+    # share of each image's ten nearest images by the base that are nearest by the model; None: too few
+    same_neighbours: Share | None
 
     def format(self) -> str:
         """Describe it as the end of a sentence."""
@@ -262,9 +265,10 @@ class ValidationRecord:
     """Correct predictions on the validation part, by which models are selected, so that the test part is not used."""
 
     images: Size
-    base_restricted: Index  # images that the base, restricted to the classes, classifies correctly
-    derived: Index  # the same of the model
-    base_finetuned: Index | None = None  # the same of the fine-tuned base; None: it was not fine-tuned
+    base_restricted: Index  # number of images that the base, restricted to the classes, classifies correctly
+    derived: Index  # number of images that the derived model classifies correctly
+    # number of images that the fine-tuned base classifies correctly; None: it was not fine-tuned
+    base_finetuned: Index | None = None
 
     def __post_init__(self) -> None:
         if max(self.base_restricted, self.derived, self.base_finetuned or 0) > self.images:
@@ -306,10 +310,13 @@ class Facts:
 
     steps: Index = 0
     kept_blocks: tuple[Index, ...] | None = None  # numbers of the base's blocks that the model has; None: all
-    reused: tuple[str, ...] = ()  # results taken from the cache
-    kept_step: Index | None = None  # step of the model's weights; 0: before training; None: the last
-    accuracy_validation_before: Share | None = None  # top-1 before training, where the best state is kept
-    accuracy_validation_trained: Share | None = None  # of the best trained state
+    reused: tuple[str, ...] = ()  # kinds of results that were taken from the cache
+    # training step whose weights the model has; 0: the weights before training; None: the last step
+    kept_step: Index | None = None
+    # top-1 on the validation part before training; None: the best state is not selected
+    accuracy_validation_before: Share | None = None
+    # top-1 on the validation part of the best trained state; None: it is not selected
+    accuracy_validation_trained: Share | None = None
     more: More = field(default_factory=dict)
 
     @classmethod
@@ -342,9 +349,11 @@ class MapRecord:
     """How near the maps of a derived model are to those of its base, on held-out images."""
 
     images: Index
-    divergence: Annotated[float, Field(ge=0)]  # mean over pixels and images, as in network/output.py
-    agreement: Share  # the score with the base's maps as targets: IoU of foreground, right pixels, or overlap of values
-    error: Annotated[float, Field(ge=0)]  # mean absolute error of values, or of probabilities
+    # mean over pixels and images of the divergence from the base, as network/output.py defines it
+    divergence: Annotated[float, Field(ge=0)]
+    # score with the base's maps as targets: IoU of foreground, share of right pixels, or overlap of values
+    agreement: Share
+    error: Annotated[float, Field(ge=0)]  # mean absolute error of values or of probabilities
 
     def format(self) -> str:
         """Describe it as a part of a sentence."""
@@ -358,9 +367,9 @@ class MapRecord:
 class PrecisionRecord:
     """The average precision of what a detector finds, by COCO's rules: the mean over the classes."""
 
-    ap: Share  # the mean over the overlaps 0.5, 0.55, ..., 0.95
-    ap50: Share  # at the overlap 0.5
-    per_class: dict[str, Share | None]  # `ap` of each class; None: no object of it
+    ap: Share  # mean over the overlaps 0.5, 0.55, ..., 0.95
+    ap50: Share  # average precision at the overlap 0.5
+    per_class: dict[str, Share | None]  # `ap` of each class; None: the images have no object of it
 
 
 @dataclass(frozen=True)
@@ -368,9 +377,9 @@ class DetectionRecord:
     """What a detector finds in images with annotations."""
 
     images: Index
-    objects: Index  # without regions of many
+    objects: Index  # number of annotated objects, without regions that stand for many
     boxes: PrecisionRecord
-    masks: PrecisionRecord | None = None  # None: it finds none
+    masks: PrecisionRecord | None = None  # precision of the masks; None: the detector finds no masks
 
     def format(self) -> str:
         """Describe it as a part of a sentence."""
@@ -385,9 +394,9 @@ class BoxesRecord:
     images: Index
     # Squared, in units of each level's variance, the mean over the levels; to the fine-tuned base if that was cut.
     error: Annotated[float, Field(ge=0)]
-    base: DetectionRecord | None = None  # None: the images have no annotations
+    base: DetectionRecord | None = None  # what the base finds; None: the images have no annotations
     derived: DetectionRecord | None = None
-    base_finetuned: DetectionRecord | None = None  # None: the base was not trained
+    base_finetuned: DetectionRecord | None = None  # what the fine-tuned base finds; None: the base was not trained
 
     def format(self) -> str:
         """Describe it as a part of a sentence."""
@@ -402,9 +411,10 @@ class BoxesRecord:
 class HeadInput:
     """What a fitted head reads, and the accuracies in cross-validation by which that was chosen."""
 
-    tokens: TokenOutput | None  # None: what timm pools
-    pooled: Share  # the mean over the classes of training images, held out in turn
-    class_and_mean: Share
+    tokens: TokenOutput | None  # tokens that the head reads; None: those that timm pools
+    # accuracy of a head on timm's pooled tokens: cross-validated on training images, the mean over the classes
+    pooled: Share
+    class_and_mean: Share  # accuracy of a head on the class token and the mean of the patches, measured in the same way
 
     def format(self) -> str:
         """Describe it as a part of a sentence."""
@@ -420,11 +430,11 @@ class FittedHead:
     """The classifier that was fitted to a base without one: see edgevit/derivation/solve/head.py."""
 
     ridge: float
-    temperature: float  # factor of the outputs of the regression
-    validation_accuracy: Share  # the mean over the classes
+    temperature: float  # factor by which the outputs of the regression are multiplied
+    validation_accuracy: Share  # top-1 on the validation images, the mean over the classes
     validation_images: Index
-    images_per_class: dict[str, Index]  # training images
-    reads: HeadInput | None = None  # None: what timm pools, without a choice
+    images_per_class: dict[str, Index]  # number of training images of each class
+    reads: HeadInput | None = None  # what the head reads; None: timm's pooled tokens, as there was no choice
 
     def format(self) -> str:
         """Describe it as a part of a sentence."""
@@ -441,33 +451,37 @@ class FittedHead:
 class DerivationRecord:
     """The content of derivation.json."""
 
-    created: str  # UTC, ISO 8601
+    created: str  # time of the derivation as ISO 8601, UTC
     base: str
     method: str
-    config: dict[str, Any]  # the method's own
-    training: TrainingRecord | None  # None: a slice that was not trained
+    config: dict[str, Any]  # all options of the method
+    training: TrainingRecord | None  # settings of the training; None: a slice that was not trained
     budget: BudgetRecord
     shape: ShapeRecord
     head: Head
-    data: DataRecord | None  # None: a slice that needed no images
+    data: DataRecord | None  # the images; None: a slice that needed no images
     accuracy: Accuracies
     versions: Versions
     seconds: dict[str, float]
     facts: Facts
-    processes: Index = 1  # of a distributed training
-    assumptions: AssumptionsRecord | None = None  # None: a slice without images
-    start: StartRecord | None = None  # None: the base was pruned as it is, without comparison
-    base_training: TrainingRecord | None = None  # None: the base was not fine-tuned
-    fitted_head: FittedHead | None = None  # None: the base has a classifier
-    met: MetRecord | None = None  # None: the budget was not measured
-    validation: ValidationRecord | None = None  # None: a slice without images
+    processes: Index = 1  # number of processes of a distributed training; 1: it was not distributed
+    assumptions: AssumptionsRecord | None = None  # assumptions about the base; None: a slice without images
+    # comparison of the base with its fine-tuned copy; None: the base was pruned as it is, without one
+    start: StartRecord | None = None
+    base_training: TrainingRecord | None = None  # settings of the base's fine-tuning; None: the base was not fine-tuned
+    fitted_head: FittedHead | None = None  # head that was fitted to the base; None: the base has a classifier
+    met: MetRecord | None = None  # the search for a measured budget; None: the budget was not measured
+    # correct predictions on the validation part; None: a slice without images
+    validation: ValidationRecord | None = None
     # Of model.safetensors; None: it is not written yet.
     weights_sha256: Sha256 | None = field(default=None, compare=False)
-    job: Sha256 | None = None  # of the job in a jobs file; None: not of a jobs file
-    answers: dict[JudgedPart, PartAnswers] | None = None  # by part; None: a slice without images
-    similarity: SimilarityRecord | None = None  # of features; None: the model puts out others
-    map: MapRecord | None = None  # of maps; None: the model puts out others
-    boxes: BoxesRecord | None = None  # of a detector; None: the model is none
+    job: Sha256 | None = None  # hash of the job in a jobs file; None: the derivation is not from a jobs file
+    # which images are classified correctly, by part; None: a slice without images
+    answers: dict[JudgedPart, PartAnswers] | None = None
+    # likeness of the model's features to the base's; None: the model puts out no features
+    similarity: SimilarityRecord | None = None
+    map: MapRecord | None = None  # likeness of the model's maps to the base's; None: the model puts out no maps
+    boxes: BoxesRecord | None = None  # comparison of a detector with its base; None: the model is no detector
 
     def format_method(self) -> str:
         """Name the method, after the fine-tuning of the base if it was pruned after it."""

@@ -44,7 +44,7 @@ DEPTH, VALUES = 64, 10**7  # most nesting, and most values: a few YAML aliases c
 class Reader:
     """Reads files of one kind."""
 
-    error: type[EdgeVitError]  # raised for every fault
+    error: type[EdgeVitError]  # class of the exception that is raised for every fault
     hint: str  # what to do with a damaged file, such as "derive the model again"
 
     def json(self, file: Path, kind: type[T]) -> T:
@@ -205,7 +205,7 @@ def _check_plain(data: Any) -> None:
                 raise ValueError(fault.replace(_PATH, _at((path, key) if depth >= 0 else None)))
 
 
-_PATH = "\0"  # in a fault, to be replaced by the path of the value, which contains no zero byte
+_PATH = "\0"  # placeholder in a fault, replaced by the path of the value, which contains no zero byte
 
 
 def _value_fault(value: Any) -> str | None:

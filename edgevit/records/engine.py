@@ -52,8 +52,8 @@ class EngineClassAccuracy:
     """Shares of the images of one class that are classified correctly."""
 
     images: Index
-    host: Share  # in fp32 here
-    board: Share  # by the engine
+    host: Share  # share that is right in fp32 on the host
+    board: Share  # share that is right by the engine on the board
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class EngineAccuracy:
     part: str
     images: Index
     images_sha256: Sha256
-    host: Share | None  # of images classified correctly; None: the outputs are not logits
-    board: Share | None
-    agreement: Share  # mean score with the answers in fp32 as targets
-    worst_class: ClassName | None  # the class with the largest loss
+    host: Share | None  # share of images classified correctly in fp32 on the host; None: the outputs are not logits
+    board: Share | None  # share of images classified correctly by the engine; None: the outputs are not logits
+    agreement: Share  # mean score of the engine with the fp32 answers as targets
+    worst_class: ClassName | None  # name of the class with the largest loss; None: the outputs have no classes
     per_class: dict[ClassName, EngineClassAccuracy]
     # What a detector finds with its pyramid in fp32 on the host, and on the board; None: no detector, no annotations.
     host_detections: DetectionRecord | None = None
@@ -93,7 +93,7 @@ class EngineTensor:
 
     name: str
     dtype: str
-    shape: tuple[int, ...]  # -1: dynamic
+    shape: tuple[int, ...]  # sizes along the axes; -1: dynamic
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class TimingCacheUse:
     """TensorRT's cache of kernel times on the board."""
 
     path: str
-    bytes_before: int  # 0: there was none of this TensorRT
+    bytes_before: int  # size before the build; 0: this TensorRT had no cache yet
     bytes_after: int
 
 
@@ -113,32 +113,32 @@ class EngineRecord:
     file: str
     sha256: Sha256
     bytes: int
-    created: str  # UTC, ISO 8601
+    created: str  # time of the build as ISO 8601, UTC
     key: Sha256  # hash of all that determines the build; the file is named by its first digits
-    fingerprint: str  # of the board
+    fingerprint: str  # fingerprint of the board
     board: EngineBoard
-    weights_sha256: Sha256  # of the model folder
+    weights_sha256: Sha256  # hash of the model folder's weights
     onnx: OnnxSource
-    precision: str  # name of its row, or MIXED
-    precision_level: str  # the same in words
+    precision: str  # name of the precision's row in the table of precisions, or MIXED
+    precision_level: str  # precision of the modules, in words
     fp32_modules: tuple[str, ...]
-    batches: tuple[int, int, int]  # smallest, optimal (kernels are chosen for it), largest
+    batches: tuple[int, int, int]  # smallest batch size, the one for which kernels are chosen, and the largest
     strongly_typed: bool
     build_seconds: float
     workspace_bytes: int | None
-    optimization_level: int | None  # None: TensorRT's default
+    optimization_level: int | None  # TensorRT's builder optimization level; None: its default
     timing_cache: TimingCacheUse | None
-    device_memory_bytes: int | None  # activations of one execution context
-    fused: int | None  # attentions that run as one kernel, by the engine's layer list
-    blocks: int  # with an attention
-    fused_expected: int | None  # None: unknown for this compiler
-    fused_proxy: Fusion | None  # as measured with TensorRT-RTX, from export.json
+    device_memory_bytes: int | None  # memory for activations of one execution context
+    fused: int | None  # number of attentions that run as one kernel, by the engine's layer list; None: unknown
+    blocks: int  # number of blocks with an attention
+    fused_expected: int | None  # number of attentions that this compiler should fuse; None: unknown for it
+    fused_proxy: Fusion | None  # attentions fused by TensorRT-RTX, from export.json; None: not measured
     accuracy: EngineAccuracy | None
     attempts: tuple[EngineAttempt, ...]
     inputs: tuple[EngineTensor, ...]
     outputs: tuple[EngineTensor, ...]
     warnings: tuple[str, ...]
-    edgevit: str  # version that built it
+    edgevit: str  # version of edgevit that built the engine
 
     @property
     def layers_path(self) -> Path:

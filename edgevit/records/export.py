@@ -33,7 +33,7 @@ class TensorInfo:
 
     name: str
     shape: tuple[int | str, ...]
-    dtypes: dict[str, str]  # by file
+    dtypes: dict[str, str]  # data type in each file, by the file's name
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class OutputClass:
 class ExportedModel:
     """The model that was exported."""
 
-    timm_name: str | None  # None: an imported ONNX file
-    weights_sha256: Sha256  # of model.safetensors, or of model.onnx
-    file: str | None = None  # name of the imported ONNX file
+    timm_name: str | None  # timm's name of the network; None: an imported ONNX file
+    weights_sha256: Sha256  # hash of model.safetensors, or of an imported model.onnx
+    file: str | None = None  # name of the imported ONNX file; None: the model was not imported
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Padding:
     blocks: Index  # number of padded blocks
     macs_before: int
     macs: int
-    widths: tuple[Size, ...]  # of the heads of each block after padding
+    widths: tuple[Size, ...]  # width of the heads of each block after padding
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Range:
     weights_subnormal: float  # share of the weights that are nonzero and below the smallest normal number
     weights_lost: float  # share of the nonzero weights that become zero
     activations_largest: float
-    activations_where: str  # module or node with that output
+    activations_where: str  # name of the module or node whose output has the largest value
     overflowing: tuple[str, ...] = ()  # nodes whose output overflows fp16
 
 
@@ -79,12 +79,12 @@ class Range:
 class Parity:
     """Outputs of a file compared with those of torch in fp32."""
 
-    error: float  # |difference| / |torch|, L2 over all outputs
+    error: float  # relative error |difference| / |torch|, in L2 over all outputs
     tolerance: float
-    largest_difference: float  # of one value
+    largest_difference: float  # largest absolute difference of one value
     logits_scale: float  # root mean square of torch's outputs
     images: int
-    source: str  # "random", or the data of the images
+    source: str  # "random" inputs, or the data of the images
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class FileAccuracy:
     """How well a file agrees with torch, and, if it gives logits, its accuracy on images of the target classes."""
 
     top1: float | None
-    agreement: float  # mean score with the answers of torch as targets; of logits: share of images with its class
-    agreement_least: float  # smallest accepted
+    agreement: float  # mean score with torch's answers as targets; of logits the share of images with torch's class
+    agreement_least: float  # smallest accepted agreement
     per_class: dict[ClassName, float | None]
 
 
@@ -104,9 +104,9 @@ class AccuracyCheck:
     data: str
     part: str
     images: int
-    torch: float | None  # top-1 among the target classes; None: the outputs are not logits
-    files: dict[str, FileAccuracy]  # by precision
-    part_images: int | None = None  # number of images of the part
+    torch: float | None  # top-1 of torch among the target classes; None: the outputs are not logits
+    files: dict[str, FileAccuracy]  # agreement and accuracy of each file, by precision
+    part_images: int | None = None  # number of all images of the part; None: not recorded
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Fusion:
 
     fused: int
     blocks: int
-    expected: int  # by the measured rule, `BlockDims.fusable`
+    expected: int  # number of attentions that fuse by the measured rule, `BlockDims.fusable`
     compiler: str
     version: str
     target: str
@@ -126,10 +126,10 @@ class Fusion:
 class QuantisedLayer:
     """A linear layer of a file in INT8."""
 
-    name: str  # of its node
-    share: float  # of the MACs of all linear layers
-    int8: bool  # False: it stays in floating point
-    divergence: float | None  # of the outputs from fp32, with this layer alone in INT8; None: not measured
+    name: str  # name of the layer's node
+    share: float  # MACs of the layer as a share of those of all linear layers
+    int8: bool  # whether the layer is in INT8; False: it stays in floating point
+    divergence: float | None  # divergence of the outputs from fp32 with this layer alone in INT8; None: not measured
 
 
 @dataclass(frozen=True)
@@ -137,30 +137,32 @@ class QuantisedStep:
     """A choice of layers that was judged."""
 
     floating: Index  # number of linear layers in floating point
-    share: float  # of the MACs of linear layers in INT8
-    top1: float | None  # None: the outputs are not logits
-    agreement: float  # mean score with the answers in fp32 as targets
-    worst_class: ClassName | None  # the class with the largest loss
-    loss: float | None  # of logits the loss of top-1 expected by the probabilities in fp32; else 1 - agreement
-    loss_least: float | None  # lower end of its 95 % interval, open above; None: outputs are not finite
-    failure: str | None  # why it was not taken
+    share: float  # share of the linear layers' MACs that is in INT8
+    top1: float | None  # top-1 among the target classes; None: the outputs are not logits, or not finite
+    agreement: float  # mean score with the fp32 answers as targets
+    # name of the class with the largest loss; None: the outputs are not logits, or not finite
+    worst_class: ClassName | None
+    # of logits the loss of top-1 that fp32 probabilities predict; else 1 - agreement; None: not finite
+    loss: float | None
+    loss_least: float | None  # lower end of the loss's 95 % interval, open above; None: the outputs are not finite
+    failure: str | None  # why this choice was rejected; None: it was accepted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantisation:
     """How model.int8.onnx was made. Judged through ONNX Runtime, whose kernels differ from TensorRT's."""
 
-    method: str  # of the ranges of inputs
-    images: Index  # of the training part, to calibrate on
-    most_images: Index  # that were asked for
+    method: str  # method that determines the ranges of inputs
+    images: Index  # number of images of the training part for calibration
+    most_images: Index  # number of calibration images that was requested
     data: str
-    rescaled: Index  # layers whose inputs were centred and scaled
-    share: float  # of the MACs of linear layers in INT8
+    rescaled: Index  # number of layers whose inputs were centred and scaled
+    share: float  # share of the linear layers' MACs that is in INT8
     layers: tuple[QuantisedLayer, ...]
-    validation_images: Index  # that judged it
-    other_images: Index  # of the training part, not those of the calibration, that judged it, too
-    fp32: float | None  # top-1 on them in fp32
-    steps: tuple[QuantisedStep, ...]  # in the order of trial
+    validation_images: Index  # number of validation images that judged the choices of layers
+    other_images: Index  # number of training images outside the calibration that judged them, too
+    fp32: float | None  # top-1 of the fp32 file on the judging images; None: the outputs are not logits
+    steps: tuple[QuantisedStep, ...]  # the choices of layers, in the order of trial
 
 
 @dataclass(frozen=True)
@@ -169,9 +171,9 @@ class WholeDetector:
 
     file: str
     images: Index
-    boxes: Index  # that torch finds in these images
-    same: Index  # of them, that the file finds, too: the same label, place and score
-    torch: float | None = None  # average precision of boxes in images with annotations; None: there are none
+    boxes: Index  # number of boxes that torch finds in these images
+    same: Index  # number of these boxes that the file finds, too, with equal label, place and score
+    torch: float | None = None  # average precision of torch's boxes in images with annotations; None: there are none
     onnx: float | None = None
     judged_images: Index = 0
 
@@ -187,7 +189,7 @@ class ExportRecord:
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     classes: tuple[OutputClass, ...]
-    rejection: Rejection | None = None  # None: no image is classified as `other`
+    rejection: Rejection | None = None  # rule for images of other classes; None: no image is classified as `other`
     preprocessing: PreprocessingFields
     model: ExportedModel
     padded: Padding | None
@@ -196,8 +198,9 @@ class ExportRecord:
     parity: dict[str, Parity]
     accuracy: AccuracyCheck | None
     fusion: Fusion | None
-    quantisation: Quantisation | None = None  # None: there is no file in INT8, or it was imported as it is
-    whole: WholeDetector | None = None  # None: it was not asked for
+    # how the INT8 file was made; None: there is none, or it was imported as it is
+    quantisation: Quantisation | None = None
+    whole: WholeDetector | None = None  # check of the whole detector as one file; None: not requested
     warnings: tuple[str, ...]
     versions: Versions
     seconds: dict[str, float]

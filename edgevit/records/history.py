@@ -17,10 +17,10 @@ class HistoryLine:
     Figures are further keys: `lr`, losses as `loss_...`, accuracies as `accuracy_...`, and those of a method.
     """
 
-    stage: str  # of the derivation
+    stage: str  # name of the derivation's stage
     step: Index
-    edgevit: str  # version that wrote the line
-    more: More = field(default_factory=dict)  # the figures
+    edgevit: str  # version of edgevit that wrote the line
+    more: More = field(default_factory=dict)  # figures of the step, by name
 
 
 # Not sealed: no result depends on it, and a line that was cut off by a power cut is ignored.

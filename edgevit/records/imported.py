@@ -29,23 +29,26 @@ class ImportedBlock:
 class ImportedDocument:
     """A classifier, as described by its ONNX file and the options of the import."""
 
-    file: str  # its original name
-    file_sha256: Sha256  # of that file
-    weights_sha256: Sha256  # of model.onnx; identifies the model in records of engines
+    file: str  # original name of the imported file
+    file_sha256: Sha256  # hash of the imported file
+    weights_sha256: Sha256  # hash of model.onnx, which identifies the model in records of engines
     batch: Batch
     opset: Size
-    precision: str = FP32.name  # another: the file is exported, judged and built as it is
+    # precision of the file; if it is not fp32, the file is exported, judged and built as it is
+    precision: str = FP32.name
     outputs: Size
-    norms: tuple[str, ...]  # layer normalisations: names of their nodes up to the slash
-    blocks: tuple[ImportedBlock, ...]  # in order; empty: none recognised
+    norms: tuple[str, ...]  # names of the layer normalisations' nodes, up to the slash
+    blocks: tuple[ImportedBlock, ...]  # recognised blocks in order; empty: none was recognised
     classes: tuple[TargetClass, ...]  # target classes with their outputs; empty: not stated
     preprocessing: PreprocessingFields
     rejection: Rejection | None = None
-    seed: Seed  # of the split of images
+    seed: Seed  # seed of the split of images
     validation_fraction: Fraction
-    data: DataRecord | None = None  # images given at the import, or those of the derived models beside it
-    answers: dict[JudgedPart, RightImages] = field(default_factory=dict)  # to images of `data`, as a ready-made model
-    macs: Count | None = None  # of one image; None: an older edgevit did not count them
+    # images given at the import, or those of the derived models beside it; None: neither
+    data: DataRecord | None = None
+    # which images of `data` it classifies correctly, by part; judged as a ready-made model
+    answers: dict[JudgedPart, RightImages] = field(default_factory=dict)
+    macs: Count | None = None  # MACs of one image; None: an older edgevit did not count them
     params: Count | None = None
     edgevit: str
 

@@ -49,14 +49,14 @@ def _name_edgevit(versions: dict[str, str]) -> dict[str, str]:
     return versions
 
 
-Versions = Annotated[dict[str, str], AfterValidator(_name_edgevit)]  # of edgevit, and of the libraries it used
+Versions = Annotated[dict[str, str], AfterValidator(_name_edgevit)]  # versions of edgevit and of the libraries it used
 
 
 @dataclass(frozen=True)
 class RecordKind(Generic[T]):
     """One kind of file."""
 
-    name: str  # of its JSON Schema in docs/schemas/
+    name: str  # name of the JSON Schema in docs/schemas/
     record: type[T]
     reader: Reader
     sealed: bool = True

@@ -62,8 +62,8 @@ class BlockDims:
     ffn: Dimension
     # Tokens that it passes on, with class, distillation and register tokens; 0: all of its input.
     tokens: Dimension = 0
-    merged: bool = False  # whether one of them is the mean of the dropped tokens
-    stage: Dimension = 0  # of the network; its blocks have one embedding width
+    merged: bool = False  # whether one of the tokens passed on is the mean of the dropped tokens
+    stage: Dimension = 0  # number of the network's stage, whose blocks have one embedding width
     shifted: bool = False  # whether its windows are those of the other blocks, moved by half
 
     def __getitem__(self, axis: SizeAxis) -> int:
@@ -150,12 +150,12 @@ class TargetClass:
 class BaseFacts:
     """The base of a model, which is the model itself where it was not derived."""
 
-    weights_sha256: Sha256  # of the tensors, not of a file
+    weights_sha256: Sha256  # hash of the weights as tensors, not of a file
     blocks: Annotated[tuple[BlockDims, ...], Field(min_length=1)]
     macs: Count
     params: Count
-    outputs: Dimension  # classes of its classifier; 0: it has none
-    embed: Size | None = None  # width of its embedding; None: equal to that of the model
+    outputs: Dimension  # number of classes of the base's classifier; 0: it has none
+    embed: Size | None = None  # width of the base's embedding; None: equal to that of the model
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class BuilderFacts:
 
     function: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
     network: str  # the name of the network within the module
-    sha256: Sha256  # of the file
+    sha256: Sha256  # hash of builder.py
     # The blocks, from 0, whose tokens alone of the network the head reads; none: not known.
     read: tuple[Index, ...] = ()
 
@@ -173,8 +173,8 @@ class BuilderFacts:
 class DetectorRest:
     """What follows the pyramid of a detector."""
 
-    macs: Count  # for one image
-    proposals: Index  # whose boxes are refined, as many as the detector takes at most; 0: it has one stage
+    macs: Count  # MACs of one image after the pyramid
+    proposals: Index  # most proposals whose boxes are refined; 0: the detector has one stage
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,8 @@ class TextPreprocessing:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    input_size: Annotated[tuple[Size, ...], Field(min_length=1, max_length=1)]  # tokens
-    tokenizer: Sha256  # of tokenizer.json
+    input_size: Annotated[tuple[Size, ...], Field(min_length=1, max_length=1)]  # number of tokens
+    tokenizer: Sha256  # hash of tokenizer.json
 
     def plain(self) -> dict[str, object]:
         return asdict(self)
@@ -235,7 +235,7 @@ class ModelSpec:
     """The content of model.json."""
 
     timm_name: str
-    timm_args: dict[str, Any]  # of the base; `num_classes` is that of this model
+    timm_args: dict[str, Any]  # timm's arguments for the base; `num_classes` is that of this model
     family: str
     blocks: Annotated[tuple[BlockDims, ...], Field(min_length=1)]
     head: Head  # "full" keeps a row for every class of the base
@@ -244,12 +244,14 @@ class ModelSpec:
     macs: Count
     params: Count
     base: BaseFacts
-    rejection: Rejection | None = None  # None: no image is classified as `other`
-    output: OutputKind | None = None  # None: logits, or features where there is no classifier
-    builder: BuilderFacts | None = None  # of a network with a head of the user's, whose output is a map or boxes
-    tokens: TokenOutput | None = None  # that the head reads; None: what timm pools
-    depths: tuple[Count, ...] = ()  # the blocks, from 1, after which tokens are put out; empty: the last
-    rest: DetectorRest | None = None  # of a detector, whose `macs` are of backbone and pyramid; None: not counted
+    rejection: Rejection | None = None  # rule for images of other classes; None: no image is classified as `other`
+    output: OutputKind | None = None  # kind of output; None: logits, or features where there is no classifier
+    # what makes a network with a head of the user's, whose output is a map or boxes; None: edgevit makes it
+    builder: BuilderFacts | None = None
+    tokens: TokenOutput | None = None  # tokens that the head reads; None: those that timm pools
+    depths: tuple[Count, ...] = ()  # blocks, from 1, after which tokens are put out; empty: the last alone
+    # cost of a detector after its pyramid, which `macs` does not count; None: no detector, or not counted
+    rest: DetectorRest | None = None
 
     @property
     def class_names(self) -> list[str]:
@@ -385,8 +387,8 @@ def _token_fault(blocks: Sequence[BlockDims]) -> str | None:
 class ModelDocument(ModelSpec):
     """The description of a model whose weights are written."""
 
-    weights_sha256: Sha256  # of model.safetensors
-    edgevit: str  # version that wrote the folder
+    weights_sha256: Sha256  # hash of model.safetensors
+    edgevit: str  # version of edgevit that wrote the folder
 
     @classmethod
     def of(cls, spec: ModelSpec, weights_sha256: str, edgevit: str) -> ModelDocument:

@@ -31,7 +31,7 @@ from edgevit.records.supernet import SUPERNET_KIND, SupernetRecord
 from edgevit.records.writing import file_sha256, write_whole, writing
 from edgevit.version import written_by
 
-_KEY_DIGITS = 16  # of the hash that names an engine
+_KEY_DIGITS = 16  # digits of the hash that names an engine
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ SUPERNET = "supernet.json"
 HISTORY = "history.jsonl"
 CARD = "README.md"
 PLAN = "plan.json"
-TOKENIZER = "tokenizer.json"  # of a network of texts
+TOKENIZER = "tokenizer.json"  # tokenizer of a network of texts
 BUILDER = "builder.py"  # what makes the module, where that is the user's own
-COST_TABLE = "costs.yaml"  # by which a budget was met
-IMPORTED = "onnx.json"  # in the folder of an imported ONNX file, in place of model.json
-IMPORTED_ONNX = "model.onnx"  # and this in place of model.safetensors
+COST_TABLE = "costs.yaml"  # cost table by which a budget was met
+IMPORTED = "onnx.json"  # description of an imported ONNX file, in place of model.json
+IMPORTED_ONNX = "model.onnx"  # the imported ONNX file, in place of model.safetensors
 
 EXPORT = "export"  # a folder in it, with:
 EXPORT_RECORD = "export.json"

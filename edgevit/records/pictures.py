@@ -26,7 +26,7 @@ from edgevit.records.reading import AS_STORED, Reading
 
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _ORIENTATION = 258, 262, 274  # tags of TIFF, and of EXIF
 _MAX_MEGAPIXELS = "EDGEVIT_MAX_MEGAPIXELS"  # the environment variable that allows larger pictures
-DEEP_WHITE = 65535  # of 16 bits
+DEEP_WHITE = 65535  # value of white in 16 bits
 # Inverse transforms by EXIF orientation.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,

@@ -41,11 +41,11 @@ class FfnRecord:
 
 @dataclass(frozen=True)
 class BlockRecord:
-    block: Index  # its number before this step
-    attention: AttentionRecord | None  # None: removed
+    block: Index  # number of the block before this step
+    attention: AttentionRecord | None  # kept heads and widths; None: the attention was removed
     ffn: FfnRecord | None
-    tokens: Dimension = 0  # that it passes on; 0: as many as before
-    merged: bool = False  # whether one of them is the mean of the dropped tokens
+    tokens: Dimension = 0  # number of tokens that the block passes on; 0: as many as before
+    merged: bool = False  # whether one of the tokens passed on is the mean of the dropped tokens
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class StepRecord:
     """The decision of one method for its input network."""
 
     method: str
-    blocks: Annotated[tuple[BlockRecord, ...], Field(min_length=1)]  # kept blocks
+    blocks: Annotated[tuple[BlockRecord, ...], Field(min_length=1)]  # the kept blocks, in order
     embed: Size | None = None  # width of the embedding after this step; None: unchanged
 
 
@@ -62,7 +62,7 @@ class PlanRecord:
     """All steps from the first base, in order."""
 
     steps: tuple[StepRecord, ...]
-    edgevit: str | None = None  # version that wrote it; None: it is not written yet
+    edgevit: str | None = None  # version of edgevit that wrote the file; None: it is not written yet
 
 
 PLAN_KIND = RecordKind("plan", PlanRecord, _READER)

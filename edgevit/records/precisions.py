@@ -16,8 +16,8 @@ class Precision:
     """The properties of one precision."""
 
     name: str
-    dtype: str  # of images and logits in an ONNX file
-    value_bytes: int  # of a weight or an activation
+    dtype: str  # data type of images and logits in an ONNX file
+    value_bytes: int  # bytes of a weight or an activation
     peak_share: float  # upper bound of its arithmetic rate, as a share of the peak of dense fp16
     calibrated: bool  # whether it needs images to determine ranges of values
     mixes: bool  # whether single modules of a file can stay in fp32

@@ -14,7 +14,7 @@ class Reading:
     """Further keys of a preprocessing, where they differ from the default."""
 
     exif: Exif = "ignore"  # whether to rotate a picture by its EXIF orientation
-    value_range: float | None = None  # value of white in pictures of more than 8 bits; None: that of the format
+    value_range: float | None = None  # value of white in pictures of more than 8 bits; None: the format's own
 
     @classmethod
     def of(cls, preprocessing: Mapping[str, Any]) -> Reading:

@@ -55,10 +55,11 @@ class ReleaseFacts:
     """The content of the files; empty without files."""
 
     labels: tuple[str, ...] = ()  # name of each output, in order; empty: not stated
-    architecture: str | None = None  # timm's name of the network
-    arguments: _Content = field(default_factory=dict)  # timm's, such as num_heads
+    architecture: str | None = None  # timm's name of the network; None: not stated
+    arguments: _Content = field(default_factory=dict)  # arguments for timm, such as num_heads
     preprocessing: _Content = field(default_factory=dict)  # parts of timm's data config, `input_size` among them
-    origin: Mapping[str, str] = field(default_factory=dict)  # name of the file, by part of the preprocessing
+    # name of the file that states it, for each part of the preprocessing
+    origin: Mapping[str, str] = field(default_factory=dict)
     unequalled: tuple[str, ...] = ()  # parts of an image processor that timm cannot express
     folder: Path = Path()
 

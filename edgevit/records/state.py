@@ -26,7 +26,8 @@ class Baselines:
     base_finetuned: AccuracyRecord | None = None
     finetuned_right_on_validation: Index | None = None
     edgevit: str | None = None
-    answers: dict[JudgedPart, PartAnswers] | None = None  # by part; None: not recorded
+    # which images are classified correctly, by part; None: not recorded
+    answers: dict[JudgedPart, PartAnswers] | None = None
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class SlicePoint:
     rate: Share  # removed share of the super-network's MACs
     macs: Count
     params: Count
-    top1: Share  # on the validation part
+    top1: Share  # accuracy of the slice on the validation part
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,19 @@ class SettingsRecord:
 class SupernetRecord:
     """The content of supernet.json."""
 
-    created: str  # UTC, ISO 8601
+    created: str  # time of the training as ISO 8601, UTC
     base: str
-    base_top1: Share  # of the base on the validation part
+    base_top1: Share  # accuracy of the base on the validation part
     assumptions: AssumptionsRecord | None = None
     settings: SettingsRecord
     data: DataRecord
-    fitted_head: FittedHead | None = None  # None: the base has a classifier
+    fitted_head: FittedHead | None = None  # head that was fitted to the base; None: the base has a classifier
     versions: Versions
-    processes: Index = 1  # of a distributed training
+    processes: Index = 1  # number of processes of a distributed training; 1: it was not distributed
     seconds: dict[str, float]
-    order: tuple[Unit, ...]  # in the order of dropping
-    curve: Annotated[tuple[SlicePoint, ...], Field(min_length=1)]  # from the whole network to the smallest slice
+    order: tuple[Unit, ...]  # units in the order in which they are dropped
+    # measured slices, from the whole network to the smallest
+    curve: Annotated[tuple[SlicePoint, ...], Field(min_length=1)]
     weights_sha256: Sha256 | None = field(
         default=None, compare=False
     )  # of model.safetensors; None: it is not written yet

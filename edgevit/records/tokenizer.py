@@ -16,7 +16,7 @@ from edgevit.records.documents import Reader
 from edgevit.records.names import TOKENIZER
 from edgevit.records.writing import cache_folder, write_whole, writing
 
-VOCABULARY = "vocab.txt"  # of older releases, without tokenizer.json
+VOCABULARY = "vocab.txt"  # file of older releases, which have no tokenizer.json
 _READER = Reader(CheckpointError, hint="copy the folder again")
 _LIBRARY = "texts need the tokenizers library; `pip install 'edgevit[text]'` installs it"
 

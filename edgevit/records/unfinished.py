@@ -40,9 +40,9 @@ STATE = Reader(UnfinishedError, hint=HINT)
 class RequestRecord:
     """request.json of an unfinished derivation; beside its fields it contains the identity of the derivation."""
 
-    edgevit: str  # version that began or resumed it
+    edgevit: str  # version of edgevit that began or resumed the derivation
     request: dict[str, object]  # all options, for a person who reads the file
-    more: More = field(default_factory=dict)  # the identity
+    more: More = field(default_factory=dict)  # the identity of the derivation
 
 
 REQUEST_KIND = RecordKind("request", RequestRecord, STATE)

@@ -20,8 +20,8 @@ from edgevit.errors import EdgeVitError, OutputError
 from edgevit.records.lock import alone_in, is_held
 from edgevit.records.names import EXPORT, MODEL_FOLDER, SPEC
 
-NAME_BYTES = 255  # of a file name, on common file systems
-_SPARE_BYTES = 24  # of a prefix and suffix in temporary names: a dot, a process number, ".partial", ".tmp"
+NAME_BYTES = 255  # longest file name on common file systems
+_SPARE_BYTES = 24  # longest prefix and suffix of temporary names: a dot, a process number, ".partial", ".tmp"
 # Temporary files and folders are `.NAME.PID.tmp`, a new content, `.NAME.PID.old`, the content that it replaces, and
 # `.NAME.PID`, a copied file. A folder is locked while its process writes in it, so that a process on another machine
 # does not look ended, nor a new process with the same number like the writer.
