@@ -46,7 +46,7 @@ class _Visited:
     latencies: list[int] = field(default_factory=list)
     gpu_ns: list[int] = field(default_factory=list)
     wall_ns: int = 0
-    own_ns: int = 0  # processor time
+    own_ns: int = 0  # processor time of this process in the timed window
 
     @property
     def done(self) -> float:

@@ -57,7 +57,7 @@ _Report = Callable[[str], None]
 class FoundSettings:
     """The settings of the board before the first change, and the mode that was set."""
 
-    mode: int | None  # None: it is not changed
+    mode: int | None  # id of the power mode before the change; None: the mode is not changed
     set_mode: int | None
     locked: bool | None
 
@@ -66,8 +66,8 @@ class FoundSettings:
 class Guardian:
     """The process that puts back what this one cannot, as this one knows it."""
 
-    end: int  # of its socket; it waits for as long as any process has this end, from which a read gets end of file
-    awaits_program: bool = False  # that was left running, and may yet change what is put back meanwhile
+    end: int  # file descriptor of this end of the guardian's socket; the guardian waits until no process has it open
+    awaits_program: bool = False  # whether a program was left running that may still change what is put back
 
 
 @contextmanager

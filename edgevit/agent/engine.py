@@ -91,7 +91,7 @@ class Settings:
     """What an engine is built from."""
 
     onnx: str
-    precision: str  # "int8", "fp16" or "fp32"
+    precision: str  # name of the precision: "int8", "fp16" or "fp32"
     batches: Sequence[int] | None
     fp32_layers: Sequence[str]
     workspace_bytes: int | None

@@ -127,7 +127,7 @@ class Engine:
 
     trt: Any
     log: Any
-    handle: Any  # ICudaEngine
+    handle: Any  # TensorRT's ICudaEngine
     file_bytes: int
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]

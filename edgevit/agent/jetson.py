@@ -51,9 +51,9 @@ _SAVED = re.compile(r"pmode:(\d{1,9})\b")
 
 
 class ModuleIdentity(TypedDict):
-    part: Optional[str]  # number, such as p3767-0000
+    part: Optional[str]  # part number of the module, such as p3767-0000; None: not known
     compatible: List[str]
-    model: Optional[str]  # of the carrier board
+    model: Optional[str]  # name of the carrier board; None: not known
     super: bool
     memory_bytes: Optional[int]
 
@@ -69,7 +69,7 @@ class PowerModeLimits(TypedDict):
     id: int
     name: str
     cpus_online: int
-    tpc_mask: Optional[int]  # the parts of the GPU that are switched off, as bits
+    tpc_mask: Optional[int]  # bits of the parts of the GPU (TPCs) that are switched off
     gpu_max_hz: Optional[int]
     emc_max_hz: Optional[int]
 

@@ -28,12 +28,12 @@ class Layer:
     """A layer of an engine, or a node as ONNX Runtime runs it. None: it does not say."""
 
     name: str
-    kind: str | None  # in the runtime's own words
-    precision: str | None  # of what it puts out
+    kind: str | None  # type of the layer in the runtime's own words
+    precision: str | None  # precision of the layer's output
     tactic: str | None  # name of the kernel
-    nodes: tuple[str, ...]  # of the ONNX file, that it computes
-    fused: bool = False  # a whole attention in one kernel
-    times_ns: tuple[int, ...] = ()  # one per inference that was profiled
+    nodes: tuple[str, ...]  # names of the ONNX nodes that the layer computes
+    fused: bool = False  # whether the layer is a whole attention in one kernel
+    times_ns: tuple[int, ...] = ()  # duration in each profiled inference; empty: it was not profiled
 
 
 def read_layers(trt: Any, engine: Any) -> list[Any]:

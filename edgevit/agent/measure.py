@@ -40,23 +40,27 @@ Report = Callable[..., None]  # stage, how much of it is done, 0 to 1, and figur
 class MeasurementRequest:
     """One measurement to make, and what the host knows about the model."""
 
-    model: str  # path on the machine that measures
+    model: str  # path of the model on the machine that measures
     model_sha256: str
     label: str
     precision: str | None
     runner: str
     batch: int
-    samples: int = 200  # at least
-    duration_s: float = 1.0  # of the timed window, at least
-    warmup: int = 10  # inferences, at least, after the first one
-    warmup_seconds: float = 0.5  # at least
-    options: dict[str, Any] = field(default_factory=dict)  # the runner's own
-    power_meter: str | None = None  # name of a file in meters/; None: the best that can be read
-    round: int | None = None  # of the bench, counted from its first, that this is a part of
-    total_rails: tuple[tuple[str, str], ...] = ()  # I2C address and label of the rails that make up the module
-    period_ms: float | None = None  # between the beginnings of two inferences; None: one after another
-    images: Sequence[str] = ()  # encoded pictures to begin with, paths on the machine that measures; none: random input
-    preprocessing: dict[str, Any] | None = None  # the model's own, of these pictures
+    samples: int = 200  # minimum number of inferences in the timed window
+    duration_s: float = 1.0  # minimum duration of the timed window
+    warmup: int = 10  # minimum number of inferences between the first one and the window
+    warmup_seconds: float = 0.5  # minimum duration of these inferences
+    options: dict[str, Any] = field(default_factory=dict)  # options of the runner
+    power_meter: str | None = None  # name of a file in meters/; None: the best meter that can be read
+    # Number of the bench's round that this is a part of, counted from its first; None: no rounds.
+    round: int | None = None
+    # I2C address and label of each rail that counts towards the module's power.
+    total_rails: tuple[tuple[str, str], ...] = ()
+    period_ms: float | None = None  # time between the beginnings of two inferences; None: one follows another
+    # Paths, on the machine that measures, of pictures that inferences decode; empty: random input.
+    images: Sequence[str] = ()
+    # The model's preprocessing of these pictures; None: there are no pictures.
+    preprocessing: dict[str, Any] | None = None
 
 
 def measure(request: MeasurementRequest, report: Report, root: str = "/") -> Run:

@@ -44,14 +44,14 @@ class JobRequest(TypedDict):
     args: Dict[str, Any]
     owner: str
     root: str
-    started: str  # as ISO 8601
+    started: str  # time of the start as ISO 8601
 
 
 class JobReply(Reply, total=False):
     """What came of a job: its `result` or its `error`."""
 
     started: Optional[str]
-    collected_late: bool  # it had ended before anybody followed
+    collected_late: bool  # whether the job had ended before any host followed it
 
 
 class JobEntry(TypedDict, total=False):
@@ -62,8 +62,9 @@ class JobEntry(TypedDict, total=False):
     method: Optional[str]
     owner: Optional[str]
     started: Optional[str]
-    age_s: Optional[float]  # None, too, where the board's clock was set back since
-    message: str  # of a damaged one
+    # Seconds since the start; None: the request cannot be read, or the board's clock was set back.
+    age_s: Optional[float]
+    message: str  # why a damaged job cannot be read
 
 
 class JobEntries(TypedDict):
@@ -72,7 +73,7 @@ class JobEntries(TypedDict):
 
 class CancelledJobs(TypedDict):
     cancelled: List[str]
-    others: List[JobEntry]  # that run, and were left
+    others: List[JobEntry]  # running jobs of other owners, which were not cancelled
 
 
 class BoardState(TypedDict):
@@ -84,10 +85,10 @@ class BoardState(TypedDict):
 
 
 class CudaDevice(TypedDict):
-    device: str  # its name
+    device: str  # name of the GPU
     sms: int
-    capability: str  # such as "8.7"
-    runtime: str  # the version of CUDA
+    capability: str  # compute capability, such as "8.7"
+    runtime: str  # version of the CUDA runtime
 
 
 class CudaState(TypedDict):

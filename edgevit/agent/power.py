@@ -24,7 +24,7 @@ Rails = Sequence[Sequence[str]]  # I2C address and label of each
 
 
 class PowerFigures(TypedDict):
-    power: Optional[Dict[str, object]]  # the fields of `records.Power`
+    power: Optional[Dict[str, object]]  # fields of `records.Power`; None: no power could be read
 
 
 class PowerMeter(AnyMeter, Protocol):

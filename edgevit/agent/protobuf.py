@@ -44,7 +44,7 @@ class Node:
     """A node of a graph; the names of tensors say what it is connected to."""
 
     name: str
-    kind: str  # its operator
+    kind: str  # name of the operator
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 

@@ -42,12 +42,13 @@ class Power:
 
     meter: str  # name of the file in agent/meters/
     rails: dict[str, tuple[float, ...]]  # milliwatts at each time, by "label@address", e.g. "VDD_IN@40"
-    times_ns: tuple[int, ...]  # of the same clock as the window
-    total: tuple[str, ...]  # the rails that make up the module; empty: not known, and so is the energy
-    interval_ms: float | None  # time constant of the sensor's running mean; None: it does not say
+    times_ns: tuple[int, ...]  # time of each reading, by the window's clock
+    total: tuple[str, ...]  # rails that make up the module; empty: not known, so the energy is not either
+    interval_ms: float | None  # time constant of the sensor's running mean; None: the sensor does not state it
     window_started_ns: int
     window_ended_ns: int
-    ticks_ns: tuple[int, ...] = ()  # start and end of each time in the window in which the meters alone worked, in turn
+    # Start and end, alternating, of each time in the window in which the meters alone worked.
+    ticks_ns: tuple[int, ...] = ()
 
     def total_mw(self) -> tuple[float, ...] | None:
         """The module's power at each reading."""
@@ -130,54 +131,57 @@ class Run:
     `None` means "not measured on this machine"; it is never written as 0.
     """
 
-    label: str  # what a table calls the model, e.g. the name of its folder
-    model: str  # file name, e.g. "model.fp16.onnx"
+    label: str  # name of the model in tables, e.g. that of its folder
+    model: str  # file name of the model, e.g. "model.fp16.onnx"
     model_sha256: str
-    precision: str | None  # of the weights and of the arithmetic, e.g. "fp16"
+    precision: str | None  # precision of the weights and of the arithmetic, e.g. "fp16"
     runner: str  # name of the file in agent/runners/
-    provider: str | None  # what the runner really ran on, in its own words, e.g. "CPUExecutionProvider"
-    batch: int  # images per inference
-    streams: int  # inferences under way at once
+    provider: str | None  # what the runner ran on, in its own words, e.g. "CPUExecutionProvider"
+    batch: int  # number of images per inference
+    streams: int  # number of inferences under way at once
     # One per inference, after warm-up, in order. These and all other times of inferences are 64-bit arrays, as a file
     # may hold runs of a million inferences, and a tuple of ints takes five times the memory.
     latencies_ns: Sequence[int]
     # The same inferences by the GPU's own clock, from before the host launches the work, unless copies come before it,
     # until the work is complete: so with the launch, and without the time until the host sees that it is over.
     gpu_ns: Sequence[int] | None
-    wall_ns: int  # of the timed window, less the time the meters took
-    load_ns: int  # from the file, already in the page cache, to a loaded model; without importing the runtime
+    wall_ns: int  # duration of the timed window, less the time that the meters took
+    load_ns: int  # time to load the model from a file in the page cache, without importing the runtime
     first_inference_ns: int
-    warmup: int  # inferences between the first one and the window
+    warmup: int  # number of inferences between the first one and the window
     clock_step_ns: int  # smallest difference that the clock showed
-    memory_peak_rss_bytes: int | None  # of the whole process, Python and runtime included
-    memory_available_before_bytes: int | None  # of the machine, before the runtime was imported
-    memory_available_min_bytes: int | None  # lowest seen from there to the end of the window
-    memory_available_after_bytes: int | None  # with the model unloaded
-    memory_engine_bytes: int | None  # weights and activations, by the runtime's own account
+    memory_peak_rss_bytes: int | None  # peak resident set of the whole process, with Python and the runtime
+    memory_available_before_bytes: int | None  # available memory of the machine before the runtime was imported
+    memory_available_min_bytes: int | None  # lowest available memory from then to the end of the window
+    memory_available_after_bytes: int | None  # available memory of the machine after the model was unloaded
+    memory_engine_bytes: int | None  # memory of weights and activations, by the runtime's own account
     memory_nvmap_bytes: int | None  # GPU memory of this process, by the kernel's account; needs root
-    clocks_before_khz: dict[str, int] | None  # "cpu0" ..., "gpu", "emc"; right after warm-up
-    clocks_during_khz: tuple[dict[str, int], ...] | None  # several times a second
+    clocks_before_khz: dict[str, int] | None  # clocks right after warm-up, by name: "cpu0" ..., "gpu", "emc"
+    clocks_during_khz: tuple[dict[str, int], ...] | None  # clocks in the window, read several times a second
     clocks_after_khz: dict[str, int] | None
-    load_average_before: float | None  # of the machine, over the last minute
-    cpu_busy_ns: int | None  # by all programs, on the cores this process may use, summed over cores, in the window
-    cpu_own_ns: int | None  # the same, by this process alone
-    gpu_load_permille: tuple[int, ...] | None  # several times a second
-    temperatures_before_c: dict[str, float] | None  # by thermal zone, right after warm-up
+    load_average_before: float | None  # load average of the machine over the last minute before
+    cpu_busy_ns: int | None  # processor time of all programs in the window, summed over the cores this process may use
+    cpu_own_ns: int | None  # processor time of this process in the window
+    gpu_load_permille: tuple[int, ...] | None  # load of the GPU in the window, read several times a second
+    temperatures_before_c: dict[str, float] | None  # temperatures right after warm-up, by thermal zone
     temperatures_during_c: tuple[dict[str, float], ...] | None
     temperatures_after_c: dict[str, float] | None
-    throttled: tuple[str, ...] | None  # what the kernel held back during the window; empty: it watched, and nothing
+    throttled: tuple[str, ...] | None  # what the kernel throttled during the window; empty: nothing
     power_mode_before: str | None
     power_mode_after: str | None
     power: Power | None
-    idle_power: Power | None  # the same with nothing running, before the model was loaded
-    session: str | None  # of the bench that made it, whose runs share the board's state; None: measured by itself
-    round: int | None  # of the session, from 1: each model is measured once in it
-    turn: int | None  # the place of its process in the session, from 1
-    environment: dict[str, str]  # what must match for two runs to be compared
-    created: str  # UTC, ISO 8601
-    edgevit: str | None = None  # that of the host, which writes it in: the agent knows no version
-    period_ns: int | None = None  # between the beginnings of two inferences; None: one after another, without a pause
-    missed: int | None = None  # periods in which none began, as the one before was not over; None: there are none
+    idle_power: Power | None  # power before the model was loaded, with nothing running
+    # Id of the bench's session, whose runs share the board's state; None: the run was measured by itself.
+    session: str | None
+    round: int | None  # number of the session's round, from 1; each model is measured once in a round
+    turn: int | None  # position of its process in the session, from 1
+    environment: dict[str, str]  # settings and versions that must match for two runs to be compared
+    created: str  # time of the run as ISO 8601, UTC
+    edgevit: str | None = None  # version of edgevit on the host, which adds it, as the agent knows no version
+    # Time between the beginnings of two inferences; None: one follows another, without a pause.
+    period_ns: int | None = None
+    # Number of periods in which no inference began, as the one before was not over; None: no periods.
+    missed: int | None = None
     # A time per inference of each of PARTS, without "copy out" where nothing tells it apart.
     # None: an inference begins with input that is there; else a latency is end to end, and a bit more than its parts.
     parts_ns: dict[str, Sequence[int]] | None = None

@@ -24,7 +24,7 @@ _HASH_BYTES = hashlib.sha256().digest_size
 @dataclass
 class TimingCache:
     path: str
-    content: bytes  # as TensorRT wrote it; empty at first
+    content: bytes  # cache as TensorRT wrote it; empty at first
     bytes_before: int = 0
     bytes_after: int = 0
     attached: Any = None  # TensorRT's own object, which must live until the build is done

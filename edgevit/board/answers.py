@@ -141,7 +141,7 @@ class Built:
 @dataclass(frozen=True)
 class Classified:
     nonfinite: int
-    # unchecked outputs of all images, of millions of figures with NaN among them; None: they were not requested
+    # Unchecked outputs of all images, of millions of figures with NaN among them; None: they were not requested.
     rows: Any = None
 
 

@@ -35,7 +35,7 @@ from edgevit.request import takes_options
 from edgevit.text import printable, shortened
 from edgevit.version import written_by
 
-# duration of the window and of the idle measurement on a board: the rails' sensors average over 0.43 s
+# Duration of the window and of the idle measurement on a board: the rails' sensors average over 0.43 s.
 _ON_A_BOARD_S = 10.0
 _ELSEWHERE_S = 1.0
 _OLDEST_RUN = datetime(2026, 1, 1, tzinfo=timezone.utc)  # none is older than edgevit
@@ -59,7 +59,7 @@ class Bench:
     setting: Setting
     changed: Changed  # the power mode and whether the clocks were locked, as they were for the runs
     cross_checks: tuple[dict[str, Any], ...]  # figures of trtexec for the same engines, by batch
-    # MACs, parameters and values of one image, by the label of the model; models that do not state them are left out
+    # MACs, parameters and values of one image, by the label of the model; models that do not state them are left out.
     work: Mapping[str, Work]
     ceiling: Ceiling | None  # peaks of the board in its power mode; None: the board has no profile
     profiles: tuple[LayerProfile, ...] = ()  # times of the models' layers; empty: they were not requested

@@ -71,7 +71,7 @@ class Row:
     energy_net_mj: float | None  # energy per image, less what the module draws when idle
     rails: tuple[str, ...]  # rails that make up the module; empty: not known
     power_window_s: float | None
-    # share of that window in which meters are read and no inference runs; not counted in `power_w`
+    # Share of that window in which meters are read and no inference runs; not counted in `power_w`.
     ticks_share: float | None
     gpu_load: float | None  # mean load of the GPU, 0 to 1
     temperature_max_c: float | None
@@ -79,7 +79,7 @@ class Row:
     roofline_share: float | None  # share of the board's peak: the least time by the roofline over the measured time
     period_ms: float | None  # time between the beginnings of two inferences; None: one follows another without pauses
     missed: int | None  # number of periods in which no inference began
-    # median time of each part of an inference; None: its input is there at the beginning
+    # Median time of each part of an inference; None: its input is there at the beginning.
     parts_ms: dict[str, float] | None
     void: tuple[str, ...]  # why these numbers are not those of this board; empty: they are
     warnings: tuple[str, ...]
@@ -107,15 +107,15 @@ class Comparison:
     before_value: float
     after_value: float
     ratio: float
-    # lower end of the ratio's interval; None: not judged, as a run is void, the machine was busy, or samples are few
+    # Lower end of the ratio's interval; None: not judged, as a run is void, the machine was busy, or samples are few.
     low: float | None
     high: float | None
     outcome: _Outcome
-    # number of runs before and after; with one each, the interval leaves out how processes differ
+    # Number of runs before and after; with one each, the interval leaves out how processes differ.
     runs: tuple[int, int]
-    # number of successive inferences resampled together, before and after; None: whole runs were resampled
+    # Number of successive inferences resampled together, before and after; None: whole runs were resampled.
     blocks: tuple[int, int] | None
-    # number of rounds of one session in which both were measured in turns; None: not measured in turns
+    # Number of rounds of one session in which both were measured in turns; None: not measured in turns.
     rounds: int | None
     widened: float  # factor by which each end of the interval was moved, as a machine's speed moved within a run
     void: tuple[str, ...]  # why the runs are void; empty: they are not

@@ -136,7 +136,7 @@ class BoardFacts:
     default_power_mode: int | None = None
     clocks: dict[str, Clock | None] = field(default_factory=dict)
     clocks_locked: bool | None = None  # whether the clocks of GPU and cores are locked; None: not known
-    # whether the memory clock is locked; None: not known, as only root can read it
+    # Whether the memory clock is locked; None: not known, as only root can read it.
     memory_clock_locked: bool | None = None
     rails: tuple[RailReading, ...] = ()
     power_interval_ms: float | None = None

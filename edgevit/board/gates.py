@@ -66,7 +66,7 @@ class Metric:
 
     quantity: str  # key of UNITS
     needs: str  # key of _ADVICE
-    # returns the figure of a run in the quantity's smallest unit; None: not measured
+    # Returns the figure of a run in the quantity's smallest unit; None: not measured.
     read: Callable[[Run], float | None]
 
 
@@ -144,7 +144,7 @@ class Verdict:
     use: str
     repeats: int
     value: float | None  # worst figure of the repeats, in the gate's unit; None: not measured
-    # share of the limit to spare; negative: the limit is missed by it; None: not measured, or the limit is 0
+    # Share of the limit to spare; negative: the limit is missed by it; None: not measured, or the limit is 0.
     margin: float | None
     state: State
     reasons: tuple[str, ...]  # why it is void; or why it was not measured, and what to try

@@ -74,7 +74,7 @@ class Ratio:
     ratio: float  # the ratio; of rounds, the median of their ratios, which need not be the ratio of the medians
     low: float | None  # lower end of the 95 % interval; None: too few samples or rounds for one
     high: float | None
-    # number of successive inferences resampled together, before and after; None: no interval, or runs were resampled
+    # Number of successive inferences resampled together, before and after; None: no interval, or runs were resampled.
     blocks: tuple[int, int] | None = None
     rounds: int | None = None  # number of rounds in which both were measured; None: not measured in turns
 
@@ -229,7 +229,7 @@ def resample(samples: Sequence[float], statistics: Callable[[Floats], Floats], b
 @dataclass(frozen=True)
 class _Spread:
     block: int
-    # by figure, deviations of its logarithm, one per resample; figures with too few samples are missing
+    # By figure, deviations of its logarithm, one per resample; figures with too few samples are missing.
     figures: dict[str, Floats]
 
 

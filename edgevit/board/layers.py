@@ -39,7 +39,7 @@ class LayerProfile:
     batch: int
     clock: Literal["gpu", "host"]  # the clock that timed whole inferences
     inferences_ns: tuple[int, ...]  # durations of whole inferences with the profiler on
-    # durations, by the same clock, of all inferences of the session's runs without the profiler
+    # Durations, by the same clock, of all inferences of the session's runs without the profiler.
     plain_ns: tuple[int, ...]
     layers: tuple[Layer, ...]
     environment: dict[str, str]

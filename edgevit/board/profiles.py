@@ -39,7 +39,7 @@ class Mode(BaseModel, extra="forbid", frozen=True):
     cpus: Size
     tpcs: Size  # number of TPCs that are on, each with two SMs
     gpu_mhz: float = Field(gt=0)  # highest GPU clock
-    # highest GPU clock in the table of JetPack 5, if another; None: the same
+    # Highest GPU clock in the table of JetPack 5, if another; None: the same.
     gpu_mhz_jetpack5: float | None = Field(default=None, gt=0)
     emc_mhz: float = Field(gt=0)  # highest clock of the memory controller
 

@@ -47,12 +47,12 @@ _NAMED = 5  # classes in a line
 class Assumptions:
     """Which output is which class, which preprocessing, and where each comes from."""
 
-    classes: tuple[tuple[str, int], ...]  # each target class and its output
+    classes: tuple[tuple[str, int], ...]  # pairs of a target class and its output
     outputs: int
-    output_names: tuple[str, ...] | None  # of all outputs, in order; None: ImageNet's
+    output_names: tuple[str, ...] | None  # names of all outputs, in order; None: those of ImageNet
     classes_from: ClassesFrom
     preprocessing: Mapping[str, Any]
-    origin: Mapping[str, str]  # for each part of it that is shown, one of SETTINGS
+    origin: Mapping[str, str]  # where each shown part of the preprocessing comes from, one of SETTINGS
     base: str
     contradicts: bool = False  # whether an option and a file beside the weights name the outputs differently
 

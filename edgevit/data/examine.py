@@ -26,7 +26,7 @@ from edgevit.records.pictures import (
 )
 from edgevit.records.reading import Reading
 
-FEW = 3  # files that a message names
+FEW = 3  # number of files that a message names
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class FileFacts:
 
     fault: str | None = None  # why it cannot be read; None: it can
     turned: bool = False  # whether EXIF says that it is stored turned
-    highest: int | None = None  # the highest value of a picture of 16 bits; None: it is of another kind
+    highest: int | None = None  # highest value of a picture of 16 bits; None: the picture has another depth
 
 
 def examine(path: str, reading: Reading) -> FileFacts:

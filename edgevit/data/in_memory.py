@@ -29,7 +29,7 @@ class WrittenImages:
     """The folder of images, and what is known of them."""
 
     folder: Path
-    class_names: tuple[str, ...]  # of label 0, 1, ..., without gaps
+    class_names: tuple[str, ...]  # names of labels 0, 1, ..., without gaps
     resized: bool  # whether they already have the size that the network reads
 
 

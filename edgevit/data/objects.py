@@ -30,8 +30,8 @@ Targets = list[dict[str, Tensor]]  # of each image: boxes [n, 4] by their corner
 class LearntObjects:
     """The objects that a detector's own losses read: those of some categories, without regions of many (crowds)."""
 
-    label_of: Mapping[int, int]  # the detector's label of each category that it learns
-    masks: bool  # whether it learns masks, too
+    label_of: Mapping[int, int]  # label in the detector of each category that it learns, by the category's id
+    masks: bool  # whether the detector also learns masks
 
     def of(self, source: Any, reference: Reference) -> list[CocoObject]:
         """The objects in an image that count."""

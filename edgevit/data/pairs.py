@@ -39,10 +39,10 @@ class Loss:
 
     images: int
     share: float
-    most: float  # upper end of the 95 % interval
+    most: float  # upper end of the loss's 95 % interval
     may_be_chance: bool  # whether the base is not significantly better
-    lost: int | None = None  # images that only the base classifies correctly; None: not compared by pairs
-    gained: int | None = None  # images that only the model classifies correctly
+    lost: int | None = None  # number of images that only the base classifies correctly; None: not compared by pairs
+    gained: int | None = None  # number of images that only the model classifies correctly; None: not compared by pairs
 
     def text(self, part: str) -> str:
         """Describe it as the end of a sentence about the model."""

@@ -26,7 +26,7 @@ class Columns(NamedTuple):
 
     image: str
     label: str | None
-    names: Sequence[str] | None  # of labels 0, 1, ...
+    names: Sequence[str] | None  # class names of labels 0, 1, ...; None: the file does not state them
     all: Sequence[str]
 
 

@@ -33,7 +33,8 @@ class Splitting:
     source: ImageSource
     validation_fraction: float
     seed: int
-    group_by: str | None = None  # _FOLDER, or a regular expression that is searched in names below the class folder
+    # _FOLDER, or a regular expression that is searched in names below the class folder; None: no groups.
+    group_by: str | None = None
 
     def __post_init__(self) -> None:
         """Raise OptionError if the rule is not a regular expression, or images have no names."""

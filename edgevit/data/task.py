@@ -128,7 +128,7 @@ class Split:
 
     source: ImageSource
     references: tuple[Reference, ...]
-    labels: tuple[int, ...]  # position in the task's classes, or UNLABELLED
+    labels: tuple[int, ...]  # for each image, the position of its class among the task's, or UNLABELLED
     preprocessing: Mapping[str, Any]
 
     def __len__(self) -> int:
@@ -222,12 +222,13 @@ class Task:
     train: Split
     validation: Split
     test: Split
-    arguments: dict[str, Any] = field(repr=False)  # those of `open_task`, for `reopen`
-    skipped: int = 0  # images left out because they could not be read
-    checked: tuple[Part, ...] = PARTS  # parts whose images were read
-    copies: Mapping[Part, int] = field(default_factory=dict)  # images of a part that the training part has, too
-    unlabelled: Split | None = None  # images of any class for a teacher, none of them held out
-    objects: LearntObjects | None = None  # that a detector learns from; None: no annotation is read
+    arguments: dict[str, Any] = field(repr=False)  # arguments of `open_task`, for `reopen`
+    skipped: int = 0  # number of images left out because they could not be read
+    checked: tuple[Part, ...] = PARTS  # parts of which every image was read
+    # Number of images of a part that the training part contains, too, by part.
+    copies: Mapping[Part, int] = field(default_factory=dict)
+    unlabelled: Split | None = None  # images of any class for a teacher, none of them held out; None: there are none
+    objects: LearntObjects | None = None  # objects that a detector learns from; None: no annotation is read
 
     @property
     def has_images(self) -> bool:

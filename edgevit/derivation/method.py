@@ -54,15 +54,15 @@ class Method(Generic[C]):
     """
 
     config: type[C]  # the frozen dataclass of the method's options
-    # the number of steps, from the config, the rate, the number of images and the batch size
+    # The number of steps, from the config, the rate, the number of images and the batch size.
     default_steps: Callable[[C, float, int, int], int]
     derive: Callable[[Problem, C], Derived]
-    # what the method may remove from a network
+    # What the method may remove from a network.
     search_space: Callable[[Network, C, Policy], SearchSpace] = _widths_alone
     check_options: Callable[[Target, C], None] = _accept_options  # refuses a config that does not fit the target
-    # refuses a training that the method cannot use, before anything is opened
+    # Refuses a training that the method cannot use, before anything is opened.
     check_training: Callable[[C, Training], None] = _accept_training
-    # refuses a base that the method cannot cut, before an image is read
+    # Refuses a base that the method cannot cut, before an image is read.
     check_base: Callable[[Model, C, DeriveRequest], None] = _accept_base
     gentle: bool = False  # whether its training starts from weights that are nearly right
     imitates_base: bool = False  # whether the restricted base is the default teacher of its training

@@ -42,9 +42,9 @@ class AttentionPlan:
 
     heads: tuple[int, ...]  # numbers of the heads that remain
     widths: tuple[int, int]  # width of queries and keys, and width of values, per head
-    # [d + 1, d + 1] second moment of the inputs, to factorise for; None: factorise the weights
+    # [d + 1, d + 1] second moment of the inputs, to factorise for; None: factorise the weights.
     moment: Tensor | None = None
-    # the attention after the cut, where the method computed it; None: it is factorised
+    # The attention after the cut, where the method computed it; None: it is factorised.
     weights: Attention | None = None
 
     @classmethod
@@ -68,9 +68,9 @@ class FfnPlan:
     """The plan of an FFN: some neurons remain; the others are dropped, or merged into those."""
 
     neurons: Tensor  # [r] int64: numbers of the neurons that remain, in this order
-    # [e] int64: for each neuron, the index in `neurons` of the one it is merged into; None: no merging
+    # [e] int64: for each neuron, the index in `neurons` of the one it is merged into; None: no merging.
     labels: Tensor | None = None
-    # the FFN after the cut, where the method computed it; None: it follows from neurons and labels
+    # The FFN after the cut, where the method computed it; None: it follows from neurons and labels.
     weights: Ffn | None = None
 
     @property
@@ -99,7 +99,7 @@ class EmbedPlan:
     """The plan of the embedding: tokens are multiplied by `encode` (`solve.embedding`)."""
 
     width: int
-    # [width, d] fp64 matrix that multiplies the tokens; None: unknown, as in a plan read from a file
+    # [width, d] fp64 matrix that multiplies the tokens; None: unknown, as in a plan read from a file.
     encode: Tensor | None = None
     # One for each norm of `Family.token_norms`; None: those of `encode`
     decoders: tuple[Decoder, ...] | None = None

@@ -99,7 +99,7 @@ class Attempt:
     """An engine on the board and its verdict; or why there is no engine."""
 
     onnx: Path
-    written: WrittenVariant | None  # None: a file of the export itself
+    written: WrittenVariant | None  # the file that was written for this attempt; None: a file of the export was used
     fp32_modules: tuple[str, ...]
     answer: Built | Refusal
     verdict: EngineVerdict

@@ -37,14 +37,14 @@ class Annotated:
 
     network: Network
     images: Split
-    categories: Mapping[int, str]  # that are judged
-    reference: OnnxModel  # the pyramid in fp32
-    path: Path  # of the images that are sent
-    at_once: int  # images of a job on the board
+    categories: Mapping[int, str]  # names of the categories that are judged, by id
+    reference: OnnxModel  # the pyramid as an fp32 ONNX file, run on the host
+    path: Path  # file of the images that are sent
+    at_once: int  # number of images in one job on the board
     data: str
     part: str
-    host: DetectionRecord  # what is found in levels in fp32
-    sha256: str  # of all images, as the board receives them
+    host: DetectionRecord  # what the detector finds with its pyramid in fp32 on the host
+    sha256: str  # hash of all images, as the board receives them
     progress: Progress
 
     @property

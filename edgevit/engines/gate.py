@@ -64,18 +64,19 @@ class JudgingImages(Protocol):
 class Sample:
     """Images as the board receives them, with their classes."""
 
-    path: Path  # raw float16, [count, *shape], in the order of the labels
+    path: Path  # file of the images in raw float16, [count, *shape], in the order of the labels
     sha256: str
     count: int
     shape: tuple[int, ...]
-    columns: tuple[int, ...] | None  # of the outputs that the board sends; None: all
-    output: Output  # what it sends
+    columns: tuple[int, ...] | None  # columns of the outputs that the board sends; None: all
+    output: Output  # kind of the outputs that the board sends
     class_names: tuple[str, ...]
-    labels: tuple[int, ...]  # index of the class; empty: nothing to judge by
-    expected: Tensor  # the answers in fp32 on the host
+    labels: tuple[int, ...]  # index of each image's class; empty: there is nothing to judge by
+    expected: Tensor  # the fp32 answers of the host
     data: str
     part: str
-    probabilities: Tensor | None = None  # [images, classes] in fp32 on the host; None: outputs without classes
+    # [images, classes] fp32 probabilities of the host; None: the outputs have no classes.
+    probabilities: Tensor | None = None
 
     @property
     def judges(self) -> bool:
@@ -87,10 +88,13 @@ class Sample:
 class EngineVerdict:
     """The result of an engine on the sample."""
 
-    per_class: dict[str, ClassResult]  # without classes that have no images; empty: of outputs without classes
-    failure: str | None  # to follow the name of the engine in a message; None: it passes
-    agreement: float | None = None  # mean score with the answers of the host as targets; None: too few images to decide
-    host_detections: DetectionRecord | None = None  # what a detector finds in annotated images; None: none are judged
+    # Right answers by class, for classes that have images; empty: the outputs have no classes.
+    per_class: dict[str, ClassResult]
+    failure: str | None  # end of a message that begins with the engine's name; None: the engine passes
+    # Mean score of the engine with the host's answers as targets; None: too few images to decide.
+    agreement: float | None = None
+    # What the detector finds in annotated images on the host; None: no objects are judged.
+    host_detections: DetectionRecord | None = None
     board_detections: DetectionRecord | None = None
 
     def record(self, sample: JudgingImages) -> EngineAccuracy | None:

@@ -37,9 +37,9 @@ def _spans(numbers: Sequence[int]) -> str:
 class PrecisionLevel:
     """The precision of an engine, and the modules that it keeps in fp32."""
 
-    precision: str  # name of its row, except for the following modules
-    norms: bool = False  # every layer normalisation in fp32
-    blocks: tuple[int, ...] = ()  # these blocks in fp32, in ascending order
+    precision: str  # name of the precision of all modules but those below
+    norms: bool = False  # whether every layer normalisation is in fp32
+    blocks: tuple[int, ...] = ()  # numbers of the blocks that are in fp32, in ascending order
 
     @property
     def kind(self) -> str:

@@ -36,14 +36,15 @@ from edgevit.records.kinds import PLACE
 from edgevit.records.model_folder import ModelFolder, model_of
 from edgevit.request import request_of, takes_options
 
-_MOST_BYTES = 128 * MIB  # of the images of one job on the board
+_MOST_BYTES = 128 * MIB  # size of the images of one job on the board
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export(ExportRecord):
     """The result of an export: export.json, and the engine."""
 
-    engine: EngineRecord | None = field(default=None, metadata=PLACE)  # in its own file; None: not requested
+    # Record of the engine, which has its own file; None: not requested.
+    engine: EngineRecord | None = field(default=None, metadata=PLACE)
 
 
 def _in_a_folder(keywords: dict[str, Any], function: str) -> dict[str, Any]:

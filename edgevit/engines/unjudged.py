@@ -25,7 +25,7 @@ class Placed:
 
     path: Path
     sha256: str
-    fused: int | None = None  # blocks whose attention is one kernel; None: no engine, or unknown
+    fused: int | None = None  # number of blocks whose attention is one kernel; None: no engine, or unknown
     build_s: float | None = None
     refused: str | None = None
 

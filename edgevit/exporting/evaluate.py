@@ -47,20 +47,23 @@ class Evaluation:
     """Top-1 accuracy on one part of the data, or agreement with the model folder in torch."""
 
     model: str
-    form: str  # "torch", "onnx" or "engine"
+    form: str  # form of the model: "torch", "onnx" or "engine"
     data: str
     part: Part
     images: int
-    top1: float | None  # among the target classes; None: the outputs are not logits
-    top1_full: float | None  # among all outputs of the classifier
-    outputs: int  # of the classifier; 0: there is none
-    per_class: dict[str, float | None]  # top-1 among the target classes; None: no images
+    top1: float | None  # top-1 among the target classes; None: the outputs are not logits
+    top1_full: float | None  # top-1 among all outputs of the classifier; None: the outputs are not logits
+    outputs: int  # number of the classifier's outputs; 0: there is no classifier
+    per_class: dict[str, float | None]  # top-1 among the target classes by class; None: the class has no images
     images_per_class: dict[str, int]
-    rejected: RejectedRecord | None = None  # images classified as `other`; None: the model has no such rule
-    agreement: float | None = None  # mean score with the answers of the model folder as targets; None: of logits
-    probes: dict[str, float] | None = None  # top-1 of classifiers that were fitted to features, by their names
-    targets: MapScore | None = None  # of maps that have targets
-    detections: DetectionRecord | None = None  # of a detector, on images with annotations
+    rejected: RejectedRecord | None = None  # number of images classified as `other`; None: the model has no such rule
+    # Mean score with the model folder's answers as targets; None: not compared, as for logits.
+    agreement: float | None = None
+    # Top-1 of each classifier that was fitted to the features, by name; None: none was requested.
+    probes: dict[str, float] | None = None
+    targets: MapScore | None = None  # score of maps against their targets; None: there are none
+    # What a detector finds in images with annotations; None: no detector, or no annotations.
+    detections: DetectionRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,11 @@ class _Split:
 class ModelUnderTest:
     """A model to be evaluated: a base, a model folder, an ONNX file or an engine."""
 
-    form: str  # as in Evaluation
-    predict: Callable[[Tensor], Tensor]  # outputs [B, ...] of images [B, C, H, W], on any device
+    form: str  # form of the model: "torch", "onnx" or "engine"
+    predict: Callable[[Tensor], Tensor]  # computes outputs [B, ...] of images [B, C, H, W], on any device
     subject: Subject
-    folder: ModelFolder | None = None  # that a file or engine was made of
-    network: Network | None = None  # of a model in torch
+    folder: ModelFolder | None = None  # model folder from which a file or engine was made; None: there is none
+    network: Network | None = None  # network of a model in torch; None: a file or an engine
 
 
 def open_onnx(path: Path, device: str) -> ModelUnderTest:

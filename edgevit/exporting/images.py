@@ -29,17 +29,18 @@ class Subject:
     """The classes, preprocessing and images of a model, from its folder, its ONNX file or its timm name."""
 
     class_names: tuple[str, ...]  # target classes; empty for a base
-    class_columns: tuple[int, ...]  # their columns in the logits
-    outputs: int  # of a classifier; 0: it has none
+    class_columns: tuple[int, ...]  # columns of the target classes in the logits
+    outputs: int  # number of the classifier's outputs; 0: there is no classifier
     preprocessing: PreprocessingFields
-    seed: int = 42  # of the split of its derivation, so that the test part was not used for training
+    seed: int = 42  # seed of the split of its derivation, so that the test part was not used for training
     validation_fraction: float = 0.1
     group_by: str | None = None
-    release: ReleaseFacts = field(default_factory=ReleaseFacts)  # of a base: the files published with its weights
-    record: DataRecord | None = None  # of the images of its derivation, if known
+    # Files published with the weights of a base; empty: it is none, or has none.
+    release: ReleaseFacts = field(default_factory=ReleaseFacts)
+    record: DataRecord | None = None  # record of the images of its derivation; None: not known
     rejection: Rejection | None = None
     output_kind: OutputKind = "logits"
-    origin: str = "the model"  # where these facts are from, for messages
+    origin: str = "the model"  # where these facts are from, as a noun for messages
 
     @property
     def output(self) -> Output:

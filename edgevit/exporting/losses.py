@@ -26,9 +26,9 @@ class ClassResult:
     """Images of one class, and how many are classified correctly."""
 
     images: int
-    host: int  # correct in fp32
-    board: int  # correct by the rounded model
-    agreeing: int  # with the same prediction of both
+    host: int  # number of images that are right in fp32
+    board: int  # number of images that are right by the rounded model
+    agreeing: int  # number of images for which both predict the same
 
     @property
     def lost(self) -> int:

@@ -21,10 +21,10 @@ _BATCH = 32
 class Mistake:
     """A wrongly classified image."""
 
-    image: Image  # RGB, as in the data
+    image: Image  # RGB image as it is in the data
     label: str
     predicted: str
-    probability: float  # of the predicted class, among the target classes
+    probability: float  # probability of the predicted class, among the target classes
 
 
 def mistakes(folder: Path, count: int, progress: Progress) -> list[Mistake]:

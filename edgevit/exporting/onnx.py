@@ -159,7 +159,7 @@ class _Written:
     """The files of one export in their temporary folder."""
 
     folder: ExportFolder
-    nodes: Mapping[str, dict[str, int]]  # by precision, the number of nodes by operator
+    nodes: Mapping[str, dict[str, int]]  # number of nodes by operator, for each precision
 
     def session(self, precision: str, device: str = "cpu") -> OnnxModel:
         return OnnxModel(self.folder.onnx(precision), device=device)

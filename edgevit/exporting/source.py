@@ -36,10 +36,10 @@ _MULTIPLE, _LEAST = 8, 16  # other fusable widths cost an extra copy: docs/decis
 class Form:
     """The form of a file."""
 
-    precision: str  # of images, outputs and all other modules
+    precision: str  # precision of images, outputs and all modules but `fp32_modules`
     batch: Batch
     opset: int
-    fp32_modules: tuple[str, ...] = ()  # of an fp16 file
+    fp32_modules: tuple[str, ...] = ()  # names of the modules of an fp16 file that are in fp32
 
 
 class Source(Protocol):
@@ -130,10 +130,9 @@ class ModelSource:
 
     model: Model
     subject: Subject
-    weights_sha256: str  # of model.safetensors
-    traced: dict[tuple[Batch, int], ir.Model] = field(
-        default_factory=dict, init=False, compare=False
-    )  # by batch and opset
+    weights_sha256: str  # hash of model.safetensors
+    # The traced graphs, by batch and opset.
+    traced: dict[tuple[Batch, int], ir.Model] = field(default_factory=dict, init=False, compare=False)
 
     @property
     def described(self) -> ExportedModel:

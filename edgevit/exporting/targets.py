@@ -41,9 +41,11 @@ class Targets:
 class MapScore:
     """How well maps match their targets: means over images."""
 
-    score: float  # by the module's own function; else IoU of foreground, share of right pixels, or overlap of values
-    error: float | None  # mean absolute error of values, or of the probability of foreground; None: of neither kind
-    own: bool = False  # the score is that of the module's own function
+    # Score of the module's own function; else IoU of foreground, share of right pixels, or overlap of values.
+    score: float
+    # Mean absolute error of values, or of the probability of foreground; None: maps of another kind.
+    error: float | None
+    own: bool = False  # whether the score is that of the module's own function
 
 
 def find_targets(data: str | Path | None, preprocessing: Mapping[str, Any]) -> Targets | None:

@@ -27,10 +27,10 @@ from edgevit.records.writing import copy_whole, file_sha256, writing
 class Variant:
     """An additional form of the model."""
 
-    label: str  # distinguishes its file, e.g. "fp32.opset17", "fp16.norms32" or "int8.fp16"
-    precision: str  # of images, logits and all modules not in `fp32_modules`
+    label: str  # what distinguishes the file's name, e.g. "fp32.opset17", "fp16.norms32" or "int8.fp16"
+    precision: str  # precision of images, logits and all modules but `fp32_modules`
     opset: int
-    fp32_modules: tuple[str, ...] = ()  # of an fp16 file
+    fp32_modules: tuple[str, ...] = ()  # names of the modules of an fp16 file that are in fp32
 
     @property
     def file_name(self) -> str:

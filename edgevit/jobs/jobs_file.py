@@ -77,7 +77,7 @@ class MethodEntry(NamedEntry):
     method: str | None = None  # name of the method; None: the entry's name is the method
     options: dict[str, Any] = {}
     training: dict[str, Any] = {}  # training options that override those of the file
-    # folder of the super-network to cut slices from, instead of the base; None: the base is cut
+    # Folder of the super-network to cut slices from, instead of the base; None: the base is cut.
     supernet: str | None = None
 
 

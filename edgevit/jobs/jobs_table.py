@@ -29,7 +29,7 @@ class JobRow:
     state: Literal["started", "done", "failed"]
     seconds: Annotated[float, Field(ge=0)] | None = None
     error: str | None = None
-    # accuracy of the model on the test part; None: not measured, as of a slice without images
+    # Accuracy of the model on the test part; None: not measured, as of a slice without images.
     top1: Share | None = None
     base_restricted: Share | None = None  # accuracy of the restricted base on the test part; None: not measured
     macs: Count | None = None
@@ -44,7 +44,7 @@ class JobsTable:
     """The contents of results.json."""
 
     rows: tuple[JobRow, ...] = ()
-    # versions of edgevit and its libraries that wrote the table last; None: not written yet
+    # Versions of edgevit and its libraries that wrote the table last; None: not written yet.
     versions: Versions | None = None
 
 

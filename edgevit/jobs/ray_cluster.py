@@ -95,7 +95,7 @@ class _Parcel:
     home: str  # host and path of the folder of the command
     inputs: tuple[Input, ...]
     outputs: Outputs
-    # entries of the content cache, each as its file names and a reference to the files
+    # Entries of the content cache, each as its file names and a reference to the files.
     entries: tuple[tuple[tuple[str, ...], Any], ...]
 
 

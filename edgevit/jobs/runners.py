@@ -39,13 +39,13 @@ class Job(Generic[P, R]):
 
     name: str
     record: P
-    # does the job, from its record, the results it needs and a progress; a function of a module, which can be pickled
+    # Does the job, from its record, the results it needs and a progress; a function of a module, which can be pickled.
     do: Callable[[P, Results, Progress], R]
     needs: tuple[str, ...] = ()  # names of the jobs whose results it needs; `do` gets these results
     place: str = WORKER
-    # hosts of equal boards, of which any does the job; the same for all jobs of a place; empty: the place itself
+    # Hosts of equal boards, of which any does the job; the same for all jobs of a place; empty: the place itself.
     boards: tuple[str, ...] = ()
-    # puts the chosen host into the record, a function of a module; None: the record needs no host
+    # Puts the chosen host into the record, a function of a module; None: the record needs no host.
     with_board: Callable[[P, str], P] | None = None
     memory_bytes: int = 0  # estimate of the most memory that the job takes
     inputs: tuple[str, ...] = ()  # files and folders that the machine which does the job must see

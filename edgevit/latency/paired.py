@@ -50,7 +50,7 @@ class PairedBench:
     progress: Progress
     data: str | Path | None = None  # images to calibrate a model without a derivation; None: none are known
     figure: str = ""  # the kind of figure whose ratio was taken last: p50, mean, processor or energy
-    # measured cost of the last model and of the base, not as a ratio; None: nothing is measured yet
+    # Measured cost of the last model and of the base, not as a ratio; None: nothing is measured yet.
     clock: tuple[float, float] | None = None
 
     @property

@@ -277,7 +277,7 @@ class Block:
 
     attention: Attention | None
     ffn: Ffn | None
-    # number of tokens passed on; 0: all of the input, or in `build` as many as the model's block passes on
+    # Number of tokens passed on; 0: all of the input, or in `build` as many as the model's block passes on.
     tokens: int = 0
     merged: bool = False  # whether one of the tokens passed on is the mean of the dropped tokens
     stage: int = 0  # number of the block's stage in the network, from 0
@@ -368,5 +368,5 @@ class Site:
 
     block: int
     kind: SiteKind
-    # the reason why each frozen axis cannot become smaller, by axis; empty: none is frozen
+    # The reason why each frozen axis cannot become smaller, by axis; empty: none is frozen.
     frozen: Mapping[Axis, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -27,13 +27,13 @@ class SiteLayer(Generic[Part]):
     before: nn.Module  # the norm of the tokens before the site; the identity if the norm follows
     module: nn.Module  # the attention or FFN itself: from the output of `before` to that of `output`
     readers: tuple[nn.Linear, ...]  # the linear layers that read the output of `before`
-    # the last linear layer: from heads [B, N, H * v], head by head, or neurons [B, N, e], to [B, N, d]
+    # The last linear layer: from heads [B, N, H * v], head by head, or neurons [B, N, e], to [B, N, d].
     output: nn.Linear
-    # modules between `output` and the sum with the tokens: a norm, LayerScale, stochastic depth
+    # Modules between `output` and the sum with the tokens: a norm, LayerScale, stochastic depth.
     after: tuple[nn.Module, ...]
-    # factor [d] or 1.0 of the output before it is added to the tokens; None: a norm follows
+    # Factor [d] or 1.0 of the output before it is added to the tokens; None: a norm follows.
     scale: Tensor | float | None
-    # returns the weights as views of the live parameters, so that a regulariser can train through them
+    # Returns the weights as views of the live parameters, so that a regulariser can train through them.
     read: Callable[[], Part]
     # The tokens after it, of those before it and what it adds, where a norm reads their sum; None: the sum.
     joined: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, kw_only=True)
@@ -57,7 +57,7 @@ class AttentionLayer(SiteLayer[Attention]):
 
     # The scores [B, N] by which it ranks tokens, of its input [B, N, d]; gates None: all are open.
     token_scores: Callable[[Tensor, SoftGates | None], Tensor]
-    # the module that packs queries, keys and values of separate readers; None: one reader computes all
+    # The module that packs queries, keys and values of separate readers; None: one reader computes all.
     packed: nn.Module | None = None
 
     @property
@@ -86,7 +86,7 @@ class BlockLayers:
     entry: tuple[nn.Module, ...] = ()
     # In a narrower embedding: from its tokens to those of the whole width, which the module puts out for a head.
     restore: nn.Linear | None = None
-    # adds the sites to the tokens, without `entry` and `restore`; None: `module` does no more than that
+    # Adds the sites to the tokens, without `entry` and `restore`; None: `module` does no more than that.
     sites: Callable[[Tensor], Tensor] | None = None
 
     def enter(self, tokens: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class Ends:
     final: nn.Module  # the module whose output is the normalised tokens before pooling
     norm: nn.Module | None  # the last norm, of tokens [B, N, d] or of pooled tokens [B, d]; None: there is none
     reads_mean: bool  # whether the head reads nothing of the patches but their mean
-    # linear layers with one row per class; empty: the outputs are pooled features [B, d]
+    # Linear layers with one row per class; empty: the outputs are pooled features [B, d].
     classifiers: tuple[nn.Linear, ...]
     # Modules whose tokens [B, N, d], in the basis of the base, a head of the user's reads: blocks.
     read: tuple[nn.Module, ...] = ()

@@ -223,7 +223,7 @@ class Levels(Features):
     kind: ClassVar[OutputKind] = "boxes"
     noun: ClassVar[str] = "levels"
 
-    # [C, H, W] of each level, to tell padding from pictures; empty: padding counts, too
+    # [C, H, W] of each level, to tell padding from pictures; empty: padding counts, too.
     sizes: tuple[torch.Size, ...] = ()
 
     def without_padding(self, outputs: Tensor, areas: PictureAreas) -> Tensor:

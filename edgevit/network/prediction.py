@@ -30,9 +30,9 @@ _ROUNDING = 1e-9  # 0.29 * 100 is 28.999999999999996
 class Prediction:
     """The prediction of one image."""
 
-    name: str  # the most probable target class, or `other`
-    probabilities: dict[str, float]  # of the target classes in descending order; their sum is 1
-    rejected: bool  # whether the rule of the model classifies it as `other`; it does not change probabilities
+    name: str  # name of the most probable target class, or `other`
+    probabilities: dict[str, float]  # probabilities of the target classes, in descending order with sum 1
+    rejected: bool  # whether the model's rule classifies it as `other`; `probabilities` are not changed by it
 
 
 def predictions_of(logits: Tensor, spec: ModelSpec) -> list[Prediction]:

@@ -252,7 +252,7 @@ class Weights:
     notes: tuple[str, ...] = ()  # messages about the conversion
     classes: int = 0  # rows of the classifier; 0: there is none
     origin: str = "timm"  # program whose names the file has: timm, transformers, torchvision, mmdetection or DINOv2
-    # preprocessing settings that all weights of this origin share
+    # Preprocessing settings that all weights of this origin share.
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
 
 

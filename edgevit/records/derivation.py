@@ -68,7 +68,7 @@ class DataRecord:
     skipped_images: int = 0
     group_by: str | None = None  # the rule by which images were grouped before the split; None: not grouped
     contents: dict[_Part, Sha256] = field(default_factory=dict)  # hash of the images of each part that was read
-    # number of images of a part that the training part contains, too, by part
+    # Number of images of a part that the training part contains, too, by part.
     copies: dict[_Part, Index] = field(default_factory=dict)
     unlabelled: UnlabelledRecord | None = None
     showing: tuple[ClassName, ...] | None = None  # classes of objects that a detector is to find; None: all
@@ -226,7 +226,7 @@ class AccuracyRecord:
     top1: Share
     images: Index
     per_class: dict[ClassName, Share | None] | None = None
-    # number of images classified as `other`, by part; None: the model has no such rule
+    # Number of images classified as `other`, by part; None: the model has no such rule.
     rejection: dict[str, RejectedRecord] | None = None
     images_per_class: dict[ClassName, Index] | None = None
     # By class and predicted class, the number of wrong predictions.
@@ -239,7 +239,7 @@ class SimilarityRecord:
 
     images: Index
     cosine: Share  # mean over the images of the cosine between both features; 0 where the mean is negative
-    # share of each image's ten nearest images by the base that are nearest by the model; None: too few
+    # Share of each image's ten nearest images by the base that are nearest by the model; None: too few.
     same_neighbours: Share | None
 
     def format(self) -> str:
@@ -267,7 +267,7 @@ class ValidationRecord:
     images: Size
     base_restricted: Index  # number of images that the base, restricted to the classes, classifies correctly
     derived: Index  # number of images that the derived model classifies correctly
-    # number of images that the fine-tuned base classifies correctly; None: it was not fine-tuned
+    # Number of images that the fine-tuned base classifies correctly; None: it was not fine-tuned.
     base_finetuned: Index | None = None
 
     def __post_init__(self) -> None:
@@ -311,11 +311,11 @@ class Facts:
     steps: Index = 0
     kept_blocks: tuple[Index, ...] | None = None  # numbers of the base's blocks that the model has; None: all
     reused: tuple[str, ...] = ()  # kinds of results that were taken from the cache
-    # training step whose weights the model has; 0: the weights before training; None: the last step
+    # Training step whose weights the model has; 0: the weights before training; None: the last step.
     kept_step: Index | None = None
-    # top-1 on the validation part before training; None: the best state is not selected
+    # Top-1 on the validation part before training; None: the best state is not selected.
     accuracy_validation_before: Share | None = None
-    # top-1 on the validation part of the best trained state; None: it is not selected
+    # Top-1 on the validation part of the best trained state; None: it is not selected.
     accuracy_validation_trained: Share | None = None
     more: More = field(default_factory=dict)
 
@@ -349,9 +349,9 @@ class MapRecord:
     """How near the maps of a derived model are to those of its base, on held-out images."""
 
     images: Index
-    # mean over pixels and images of the divergence from the base, as network/output.py defines it
+    # Mean over pixels and images of the divergence from the base, as network/output.py defines it.
     divergence: Annotated[float, Field(ge=0)]
-    # score with the base's maps as targets: IoU of foreground, share of right pixels, or overlap of values
+    # Score with the base's maps as targets: IoU of foreground, share of right pixels, or overlap of values.
     agreement: Share
     error: Annotated[float, Field(ge=0)]  # mean absolute error of values or of probabilities
 
@@ -412,7 +412,7 @@ class HeadInput:
     """What a fitted head reads, and the accuracies in cross-validation by which that was chosen."""
 
     tokens: TokenOutput | None  # tokens that the head reads; None: those that timm pools
-    # accuracy of a head on timm's pooled tokens: cross-validated on training images, the mean over the classes
+    # Accuracy of a head on timm's pooled tokens: cross-validated on training images, the mean over the classes.
     pooled: Share
     class_and_mean: Share  # accuracy of a head on the class token and the mean of the patches, measured in the same way
 
@@ -466,19 +466,19 @@ class DerivationRecord:
     facts: Facts
     processes: Index = 1  # number of processes of a distributed training; 1: it was not distributed
     assumptions: AssumptionsRecord | None = None  # assumptions about the base; None: a slice without images
-    # comparison of the base with its fine-tuned copy; None: the base was pruned as it is, without one
+    # Comparison of the base with its fine-tuned copy; None: the base was pruned as it is, without one.
     start: StartRecord | None = None
     base_training: TrainingRecord | None = None  # settings of the base's fine-tuning; None: the base was not fine-tuned
     fitted_head: FittedHead | None = None  # head that was fitted to the base; None: the base has a classifier
     met: MetRecord | None = None  # the search for a measured budget; None: the budget was not measured
-    # correct predictions on the validation part; None: a slice without images
+    # Correct predictions on the validation part; None: a slice without images.
     validation: ValidationRecord | None = None
     # Of model.safetensors; None: it is not written yet.
     weights_sha256: Sha256 | None = field(default=None, compare=False)
     job: Sha256 | None = None  # hash of the job in a jobs file; None: the derivation is not from a jobs file
-    # which images are classified correctly, by part; None: a slice without images
+    # Which images are classified correctly, by part; None: a slice without images.
     answers: dict[JudgedPart, PartAnswers] | None = None
-    # likeness of the model's features to the base's; None: the model puts out no features
+    # Likeness of the model's features to the base's; None: the model puts out no features.
     similarity: SimilarityRecord | None = None
     map: MapRecord | None = None  # likeness of the model's maps to the base's; None: the model puts out no maps
     boxes: BoxesRecord | None = None  # comparison of a detector with its base; None: the model is no detector

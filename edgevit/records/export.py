@@ -140,9 +140,9 @@ class QuantisedStep:
     share: float  # share of the linear layers' MACs that is in INT8
     top1: float | None  # top-1 among the target classes; None: the outputs are not logits, or not finite
     agreement: float  # mean score with the fp32 answers as targets
-    # name of the class with the largest loss; None: the outputs are not logits, or not finite
+    # Name of the class with the largest loss; None: the outputs are not logits, or not finite.
     worst_class: ClassName | None
-    # of logits the loss of top-1 that fp32 probabilities predict; else 1 - agreement; None: not finite
+    # Of logits the loss of top-1 that fp32 probabilities predict; else 1 - agreement; None: not finite.
     loss: float | None
     loss_least: float | None  # lower end of the loss's 95 % interval, open above; None: the outputs are not finite
     failure: str | None  # why this choice was rejected; None: it was accepted
@@ -198,7 +198,7 @@ class ExportRecord:
     parity: dict[str, Parity]
     accuracy: AccuracyCheck | None
     fusion: Fusion | None
-    # how the INT8 file was made; None: there is none, or it was imported as it is
+    # How the INT8 file was made; None: there is none, or it was imported as it is.
     quantisation: Quantisation | None = None
     whole: WholeDetector | None = None  # check of the whole detector as one file; None: not requested
     warnings: tuple[str, ...]

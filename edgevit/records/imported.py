@@ -34,7 +34,7 @@ class ImportedDocument:
     weights_sha256: Sha256  # hash of model.onnx, which identifies the model in records of engines
     batch: Batch
     opset: Size
-    # precision of the file; if it is not fp32, the file is exported, judged and built as it is
+    # Precision of the file; if it is not fp32, the file is exported, judged and built as it is.
     precision: str = FP32.name
     outputs: Size
     norms: tuple[str, ...]  # names of the layer normalisations' nodes, up to the slash
@@ -44,9 +44,9 @@ class ImportedDocument:
     rejection: Rejection | None = None
     seed: Seed  # seed of the split of images
     validation_fraction: Fraction
-    # images given at the import, or those of the derived models beside it; None: neither
+    # Images given at the import, or those of the derived models beside it; None: neither.
     data: DataRecord | None = None
-    # which images of `data` it classifies correctly, by part; judged as a ready-made model
+    # Which images of `data` it classifies correctly, by part; judged as a ready-made model.
     answers: dict[JudgedPart, RightImages] = field(default_factory=dict)
     macs: Count | None = None  # MACs of one image; None: an older edgevit did not count them
     params: Count | None = None

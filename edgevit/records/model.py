@@ -246,11 +246,11 @@ class ModelSpec:
     base: BaseFacts
     rejection: Rejection | None = None  # rule for images of other classes; None: no image is classified as `other`
     output: OutputKind | None = None  # kind of output; None: logits, or features where there is no classifier
-    # what makes a network with a head of the user's, whose output is a map or boxes; None: edgevit makes it
+    # What makes a network with a head of the user's, whose output is a map or boxes; None: edgevit makes it.
     builder: BuilderFacts | None = None
     tokens: TokenOutput | None = None  # tokens that the head reads; None: those that timm pools
     depths: tuple[Count, ...] = ()  # blocks, from 1, after which tokens are put out; empty: the last alone
-    # cost of a detector after its pyramid, which `macs` does not count; None: no detector, or not counted
+    # Cost of a detector after its pyramid, which `macs` does not count; None: no detector, or not counted.
     rest: DetectorRest | None = None
 
     @property

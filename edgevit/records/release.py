@@ -58,7 +58,7 @@ class ReleaseFacts:
     architecture: str | None = None  # timm's name of the network; None: not stated
     arguments: _Content = field(default_factory=dict)  # arguments for timm, such as num_heads
     preprocessing: _Content = field(default_factory=dict)  # parts of timm's data config, `input_size` among them
-    # name of the file that states it, for each part of the preprocessing
+    # Name of the file that states it, for each part of the preprocessing.
     origin: Mapping[str, str] = field(default_factory=dict)
     unequalled: tuple[str, ...] = ()  # parts of an image processor that timm cannot express
     folder: Path = Path()

@@ -26,7 +26,7 @@ class Baselines:
     base_finetuned: AccuracyRecord | None = None
     finetuned_right_on_validation: Index | None = None
     edgevit: str | None = None
-    # which images are classified correctly, by part; None: not recorded
+    # Which images are classified correctly, by part; None: not recorded.
     answers: dict[JudgedPart, PartAnswers] | None = None
 
 

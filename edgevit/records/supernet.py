@@ -72,11 +72,10 @@ class SupernetRecord:
     processes: Index = 1  # number of processes of a distributed training; 1: it was not distributed
     seconds: dict[str, float]
     order: tuple[Unit, ...]  # units in the order in which they are dropped
-    # measured slices, from the whole network to the smallest
+    # Measured slices, from the whole network to the smallest.
     curve: Annotated[tuple[SlicePoint, ...], Field(min_length=1)]
-    weights_sha256: Sha256 | None = field(
-        default=None, compare=False
-    )  # of model.safetensors; None: it is not written yet
+    # Hash of model.safetensors; None: it is not written yet.
+    weights_sha256: Sha256 | None = field(default=None, compare=False)
 
     def out_of_order(self, blocks: Sequence[BlockDims]) -> Unit | None:
         """The first unit whose last dimension is not the last remaining one of its module; None: there is none."""

@@ -72,7 +72,7 @@ class AccuracyTask:
 
     classes: tuple[str, ...]
     data: DataRecord | None  # record of the images; None: no images are known
-    # base of the models; None: they have none, because edgevit did not derive them or they are bases
+    # Base of the models; None: they have none, because edgevit did not derive them or they are bases.
     base: BaseIdentity | None = None
 
     @property

@@ -46,7 +46,7 @@ _BASELINES: dict[Kind, str] = {
 READY_MADE: Kind = "ready-made"
 _IMPORTED = "the imported file"
 _WHOLE = ("torch", _IMPORTED)  # networks, as opposed to their exported files
-# name of the head of a baseline's folder; other baselines have no folder
+# Name of the head of a baseline's folder; other baselines have no folder.
 _HEADS: dict[Kind, str] = {"full head": "full", "restricted": "subset"}
 
 
@@ -56,15 +56,14 @@ class Entry(EntryRecord):
 
     runs: tuple[Run, ...] = field(default=(), repr=False)
     gates: tuple[Gate, ...] = field(default=(), repr=False)  # gates that the model has to pass
-    # results of these gates for the runs; empty: there are no gates, or no runs
+    # Results of these gates for the runs; empty: there are no gates, or no runs.
     verdicts: tuple[Verdict, ...] = field(default=(), repr=False)
     in_turns: bool = False  # whether its latency ratio comes from rounds in which the base was measured, too
     is_cut: bool = False  # whether models were cut from it; for a fine-tuned base only
-    # sentence on preprocessing with which the base is better than with the assumed one; None: no such
+    # Sentence on preprocessing with which the base is better than with the assumed one; None: no such.
     hint: str | None = None
-    answers: Mapping[JudgedPart, RightImages | None] = field(
-        default_factory=dict, repr=False
-    )  # of the network, not of a file of it
+    # Which images the network classifies correctly, by part; a file of it may differ.
+    answers: Mapping[JudgedPart, RightImages | None] = field(default_factory=dict, repr=False)
 
     def on(self, part: JudgedPart) -> RightCount | None:
         """The accuracy on a part of the images; None if not judged there."""

@@ -68,7 +68,7 @@ class GatheredModel:
     export: ExportRecord | None = None
     engines: tuple[EngineRecord, ...] = ()
     history: tuple[dict[str, object], ...] = ()
-    # top-1 of each probe of its features, as a sweep recorded it; empty: no sweep did
+    # Top-1 of each probe of its features, as a sweep recorded it; empty: no sweep did.
     probes: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -103,10 +103,10 @@ class Evidence:
     runs: list[Run] = field(default_factory=list)
     profiles: list[LayerProfile] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    # hashes of the run lines read so far, so that a copy of a file adds no runs
+    # Hashes of the run lines read so far, so that a copy of a file adds no runs.
     lines: set[str] = field(default_factory=set)
     reader: RunReader = field(default_factory=lambda: RunReader(_READER))
-    # top-1 of each probe of features, by the hash of the model's weights
+    # Top-1 of each probe of features, by the hash of the model's weights.
     probes: dict[str, dict[str, float]] = field(default_factory=dict)
     costs: list[FleetCost] = field(default_factory=list)  # costs of the fleets whose plans were given
     fleets: set[Path] = field(default_factory=set)  # job folders of these fleets

@@ -28,14 +28,14 @@ class EntryRecord:
     top1: float | None = None
     images: int | None = None
     cosine: float | None = None  # cosine of its features to the base's, the mean over test images
-    # share of an image's ten nearest test images, by its features, that are also the base's nearest
+    # Share of an image's ten nearest test images, by its features, that are also the base's nearest.
     neighbours: float | None = None
     agreement: float | None = None  # agreement of its maps with the base's, the mean over test images
     precision_of_boxes: float | None = None  # average precision of the boxes that a detector finds in test images
     knn: float | None = None  # top-1 of a nearest-neighbour classifier of its features, on the images of a sweep
     linear: float | None = None  # top-1 of a linear classifier of its features, on the images of a sweep
     judged: str | None = None  # what top1 is of: "torch", or the name of the file
-    # number of right images of the validation part, and number of all its images
+    # Number of right images of the validation part, and number of all its images.
     validation: tuple[int, int] | None = None
     macs: int | None = None
     params: int | None = None

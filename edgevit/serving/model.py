@@ -23,9 +23,9 @@ class ServedModel:
     sha256: str
     precision: str
     images: EngineTensor
-    outputs: tuple[EngineTensor, ...]  # several of a detector's backbone
+    outputs: tuple[EngineTensor, ...]  # outputs of the file: one, or several for a detector's backbone
     export: ExportRecord
-    engine: EngineRecord | None  # None: it is an ONNX file
+    engine: EngineRecord | None  # record of the engine's build; None: the file is an ONNX file
 
     @property
     def folder(self) -> Path:

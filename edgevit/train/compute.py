@@ -22,7 +22,7 @@ class Compute:
     """The device and the processes that compute, through accelerate."""
 
     accelerator: Accelerator
-    workers: int  # processes that decode images
+    workers: int  # number of processes that decode images
 
     @property
     def device(self) -> torch.device:

@@ -96,7 +96,7 @@ def check_objects(network: Network, images: Split, categories: Mapping[int, str]
 class Findings:
     """The matches of what was found with what is annotated, by image and class."""
 
-    evaluated: Mapping[str, Any]  # pycocotools' evaluations, of `boxes` and `masks`
+    evaluated: Mapping[str, Any]  # evaluations of pycocotools, by "boxes" and "masks"
     categories: Mapping[int, str]
     images: int
     objects: int

@@ -35,10 +35,10 @@ from edgevit.train.settings import TEACHER_WEIGHT, Training
 class Distillation:
     """A teacher, and how the network learns from it."""
 
-    teacher: Network  # frozen, in eval mode; its logits have the same columns as the network's
-    weight: float  # share of the teacher in the loss, in [0, 1]
-    temperature: float  # T > 0
-    tokens: float = 0.0  # weight of the final tokens: their squared error relative to the teacher's square
+    teacher: Network  # frozen network in eval mode, whose logits have the same columns as the network's
+    weight: float  # share of the teacher's part of the loss, in [0, 1]
+    temperature: float  # temperature T > 0 of both softmaxes
+    tokens: float = 0.0  # weight of the final tokens' squared error, relative to the teacher's square
     # Map of the network's final tokens to the teacher's embedding, if that is another: weight [d, d'] and bias [d].
     back: tuple[Tensor, Tensor] | None = None
     # How many tokens are compared, from the first; None: all or, if tokens leave, those that always remain.

@@ -19,11 +19,11 @@ _UNFINISHED = replace(HISTORY_KIND, reader=STATE)
 class Outcome:
     """The effect of a training on the validation part; its fields are in derivation.json."""
 
-    kept_step: int  # the step whose weights are kept; 0: no later state was better
-    accuracy_validation_before: float | None  # None: the images have no classes
-    accuracy_validation_trained: float | None  # of the best later state
-    loss_validation_before: float | None  # against the teacher, if there is one
-    loss_validation_trained: float | None
+    kept_step: int  # step whose weights are kept; 0: no later state was better
+    accuracy_validation_before: float | None  # top-1 before training; None: the images have no classes
+    accuracy_validation_trained: float | None  # top-1 of the best later state; None: the images have no classes
+    loss_validation_before: float | None  # loss against the teacher before training; None: there is no teacher
+    loss_validation_trained: float | None  # loss against the teacher of the best later state; None: there is no teacher
 
     def text(self, stage: str) -> str:
         """Describe the outcome of a stage in one line."""

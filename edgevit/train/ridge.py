@@ -53,11 +53,11 @@ class RidgeRegression:
     classes, the outputs for a ridge r are 1 / C + z Q diag(1 / (l + r)) Q^T K. Shapes: d features, C classes.
     """
 
-    mean: Tensor  # [d]
-    scale: Tensor  # [d]
-    values: Tensor  # [d], l
-    vectors: Tensor  # [d, d], Q
-    targets: Tensor  # [d, C], Q^T K
+    mean: Tensor  # [d] means of the features
+    scale: Tensor  # [d] standard deviations of the features; infinite for a constant one
+    values: Tensor  # [d] l, the eigenvalues of the correlations
+    vectors: Tensor  # [d, d] Q, their eigenvectors
+    targets: Tensor  # [d, C] Q^T K
 
     @classmethod
     def of(cls, moments: Moments) -> RidgeRegression:
@@ -82,7 +82,7 @@ class ChosenRidge:
 
     ridge: float
     temperature: float
-    accuracy: float  # the mean over the classes
+    accuracy: float  # accuracy on the held-out images, the mean over the classes
 
 
 def choose_ridge(regression: RidgeRegression, features: Tensor, labels: Tensor) -> ChosenRidge:

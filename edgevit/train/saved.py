@@ -38,7 +38,7 @@ class SavedState:
     """progress.json of an unfinished training: its progress, and the hashes of its files."""
 
     point: TrainingPoint
-    files: dict[str, str]  # sha256 by path within the state's folder
+    files: dict[str, str]  # sha256 of each file, by its path within the state's folder
     edgevit: str
 
 

@@ -28,9 +28,9 @@ class Meeting:
 class Best:
     """Tracks the best score of a model; of equal states, the earlier one is the best."""
 
-    score: float | None = None  # the higher the better
+    score: float | None = None  # best score so far, the higher the better; None: no evaluation yet
     step: int = 0
-    since: int = 0  # evaluations since then
+    since: int = 0  # number of evaluations since the best one
 
     def add(self, score: float, step: int) -> bool:
         """Add an evaluation; return whether it is the best so far."""

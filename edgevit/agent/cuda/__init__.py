@@ -23,7 +23,7 @@ _LIBRARY = "EDGEVIT_CUDART"  # environment variable that names another libcudart
 class Cuda(Protocol):
     """One device, the first; open it before anything else in the process touches the GPU."""
 
-    binding: str  # "pycuda" or "ctypes"
+    binding: str  # name of the binding: "pycuda" or "ctypes"
     graphs: bool  # whether this binding can capture and launch graphs
 
     def __enter__(self) -> Cuda: ...

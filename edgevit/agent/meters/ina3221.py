@@ -27,8 +27,8 @@ _L4T_MS = 430.0  # the time constant that L4T's nvpower.sh requests, with 512 sa
 
 @dataclass(frozen=True)
 class SensorChannel:
-    address: str  # on the I2C bus, e.g. "40"
-    label: str  # e.g. "VDD_IN"
+    address: str  # address on the I2C bus, e.g. "40"
+    label: str  # name of the rail, e.g. "VDD_IN"
     folder: str
     channel: int
 

@@ -55,26 +55,30 @@ class Loaded:
     """A model that is ready to run."""
 
     infer: Callable[[], object]  # runs one batch, and returns only when its output is complete
-    provider: str | None  # what it runs on, as the runtime itself reports
+    provider: str | None  # what the model runs on, as the runtime reports it
     environment: dict[str, str]  # versions and settings that must match for two runs to be compared
     # Called once, after the first inference: what can be prepared only then. Adds what it returns to the environment.
     settle: Callable[[], dict[str, str]] = dict
-    gpu_ns: Callable[[], int] | None = None  # GPU time of the batch that `infer` has just run, by the GPU's own clock
-    lanes: Sequence[Lane] = ()  # more than one: throughput is measured with all of them busy
-    feed: Callable[[Any], None] | None = None  # takes images, float32 [B, 3, H, W], for the next `infer`
-    parts_ns: Callable[[], Dict[str, int]] | None = (
-        None  # of that `infer`, by the GPU: "copy in", "inference", "copy out"
-    )
-    engine_bytes: int | None = None  # device memory of weights and activations, by the runtime's own account
+    # GPU time, by the GPU's own clock, of the batch that `infer` has just run; None: it has no such clock.
+    gpu_ns: Callable[[], int] | None = None
+    # Lanes that are all kept busy to measure throughput; fewer than two: `infer` is repeated.
+    lanes: Sequence[Lane] = ()
+    # Sets the images, float32 [B, 3, H, W], of the next `infer`; None: the input cannot be set.
+    feed: Callable[[Any], None] | None = None
+    # Durations of the parts of the last `infer`, by the GPU's clock: "copy in", "inference", "copy out"; None: unknown.
+    parts_ns: Callable[[], Dict[str, int]] | None = None
+    # Device memory of weights and activations, by the runtime's own account; None: not stated.
+    engine_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Profiled:
     """A model that runs with the runtime's own profiler, which slows it: its times are never those of a plain run."""
 
-    infer: Callable[[], object]  # as that of `Loaded`
-    gather: Callable[[], object]  # called after each inference that counts, outside of its time
-    layers: Callable[[int], list[Layer]]  # called once, last: with the times of the last so many inferences
+    infer: Callable[[], object]  # runs one batch, and returns only when its output is complete
+    gather: Callable[[], object]  # reads the profiler after each inference that counts, outside of its time
+    # Returns the layers with the times of the last inferences, given their number; called once, last.
+    layers: Callable[[int], list[Layer]]
     provider: str | None
     environment: dict[str, str]
     gpu_ns: Callable[[], int] | None = None

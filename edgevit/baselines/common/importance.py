@@ -56,7 +56,7 @@ class Scores:
     """Scores of all units of a network."""
 
     blocks: Sequence[UnitScores]
-    embed: Tensor  # [d] of the channels of the embedding, in the last stage
+    embed: Tensor  # [d] score of each channel of the embedding in the last stage
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Scores:
         blocks = [{axis: change(scores) for axis, scores in block.items()} for block in self.blocks]

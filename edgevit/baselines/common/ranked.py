@@ -57,8 +57,8 @@ class Units:
     """Which units may be removed, and how they are ranked."""
 
     grouping: Grouping
-    attention: AttentionUnits  # dimensions of every head, whole heads, or both
-    embed: bool  # channels of the embedding
+    attention: AttentionUnits  # which units of attention: dimensions of every head, whole heads, or both
+    embed: bool  # whether channels of the embedding may be removed
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ Reference = str | int  # what a source needs to read one image: a path, or an in
 class ImageSource(Protocol):
     """Images by class, read one at a time."""
 
-    class_names: Sequence[str]  # in the order of the base's outputs, if the base was trained on exactly these
+    # Names of the classes, in the order of the base's outputs if the base was trained on exactly these.
+    class_names: Sequence[str]
     files: bool  # whether references are paths of files, which may be corrupt
 
     @property

@@ -33,7 +33,7 @@ class CocoObject:
 
     category: int
     box: tuple[float, float, float, float]  # left, top, width and height, in pixels
-    mask: Any = None  # as COCO has it: polygons or run lengths; None: it has none
+    mask: Any = None  # mask in COCO's form: polygons or run lengths; None: the object has none
     crowd: bool = False
 
 
@@ -42,8 +42,9 @@ class Annotations:
     """The content of one file."""
 
     categories: Mapping[int, str]
-    objects: Mapping[str, tuple[CocoObject, ...]]  # by the path of the image, in the order of the file
-    dropped: int  # objects without an area
+    # Annotated objects by the path of the image, in the order of the file.
+    objects: Mapping[str, tuple[CocoObject, ...]]
+    dropped: int  # number of objects that were left out because they have no area
 
 
 def _files(root: Path) -> list[Path]:

@@ -36,7 +36,7 @@ class Budget:
     limit: float
     base: float  # the base's cost in the same quantity
     option: str  # as the user gave it, for messages and records
-    # the cost table of a budget in milliseconds or millijoules; None: MACs and parameters are counted
+    # The cost table of a budget in milliseconds or millijoules; None: MACs and parameters are counted.
     table: CostTable | None = None
     # The minimum sizes of the blocks that must be kept, by number; all others must be removed. None: any block may be
     # removed, and be as small as the method and the shape allow.

@@ -65,7 +65,7 @@ class Origin(BaseModel, extra="forbid", frozen=True):
     """The conditions under which a table was measured, which must be the same for its costs to hold."""
 
     board: str | None = None  # fingerprint of the board; None: it was measured on another machine
-    # name of the processor of a machine that is not a board; None: it was measured on a board
+    # Name of the processor of a machine that is not a board; None: it was measured on a board.
     processor: str | None = None
     power_mode: str | None = None
     clocks_locked: bool | None = None

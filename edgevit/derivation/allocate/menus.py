@@ -30,7 +30,7 @@ from edgevit.records.model import SITE_AXES
 class SiteCosts:
     """The costs of one block's sites in the budget's quantity; the block's fixed cost is part of `attention`."""
 
-    # costs of an attention from its number of heads and each pair of QK and VO widths
+    # Costs of an attention from its number of heads and each pair of QK and VO widths.
     attention: Callable[[int, Tensor, Tensor], Tensor]
     ffn: Callable[[int], float]  # cost of an FFN from its number of neurons
     # The additional cost of a site without the other.

@@ -70,7 +70,7 @@ class Prices:
     """Costs in one stage, at one width of the embedding and one number of tokens."""
 
     quantity: Measured
-    # costs of each part by stage; the first stage has the cost of everything outside all blocks
+    # Costs of each part by stage; the first stage has the cost of everything outside all blocks.
     stages: tuple[Mapping[Part, SizeGrid], ...]
     base_blocks: tuple[BlockDims, ...]
     embed: int

@@ -27,7 +27,7 @@ _INTEGER = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMat
 class Interface:
     """The input of an image classifier."""
 
-    name: str  # of its input
+    name: str  # name of the input
     batch: Batch
     sizes: tuple[int | None, int | None, int | None]  # channels, height, width; None: dynamic
 

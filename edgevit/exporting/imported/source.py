@@ -49,7 +49,7 @@ _OPSET_OF_IS_INF = 10
 class ImportedSource:
     """An imported ONNX file with nodes named by module."""
 
-    path: Path  # of model.onnx
+    path: Path  # path of model.onnx
     document: ImportedDocument
     subject: Subject
 

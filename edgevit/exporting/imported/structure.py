@@ -176,8 +176,8 @@ class _Branch:
     """The nodes between two links of the chain, and the second link."""
 
     nodes: tuple[ir.Node, ...]
-    residual: bool  # whether its link adds the stream to the branch
-    softmax: ir.Node | None  # of an attention
+    residual: bool  # whether its link adds the branch to the stream
+    softmax: ir.Node | None  # softmax of the attention; None: the branch is no attention
     fusable: bool = False
 
     @property

@@ -23,13 +23,13 @@ _COVERED = 0.9999  # share of the values within the range by "percentile"
 class Inputs:
     """The inputs [rows, in] of linear layers that share them, over all images."""
 
-    lowest: Tensor  # [in]
-    highest: Tensor  # [in]
+    lowest: Tensor  # [in] smallest value of each input
+    highest: Tensor  # [in] largest value of each input
     rows: int
-    total: Tensor  # [in], their sum in fp64
-    squares: Tensor  # [in], the sum of their squares in fp64
-    products: Tensor | None = None  # [in, in], their sum
-    magnitudes: Tensor | None = None  # [BINS], counts from 0 to the peak
+    total: Tensor  # [in] sum over the rows, in fp64
+    squares: Tensor  # [in] sum of squares over the rows, in fp64
+    products: Tensor | None = None  # [in, in] sum over the rows of the products of inputs; None: not collected
+    magnitudes: Tensor | None = None  # [BINS] histogram of magnitudes from 0 to the peak; None: not collected
 
     @property
     def peak(self) -> float:

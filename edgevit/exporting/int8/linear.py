@@ -17,7 +17,7 @@ class Linear:
 
     node: ir.Node
     weight: ir.Value
-    bias: ir.Value | None  # None: it has none, or one that other nodes use, too
+    bias: ir.Value | None  # constant of the bias; None: the layer has none, or shares it with other nodes
     transposed: bool  # whether the file has W as [out, in]
 
     @property

@@ -33,10 +33,10 @@ _BLOCK = 128
 class RoundedLayer:
     """A linear layer of a quantised graph."""
 
-    name: str  # of its node
-    macs: int  # of one image
-    weight: str  # names of its constants
-    bias: str | None
+    name: str  # name of the layer's node
+    macs: int  # MACs of one image
+    weight: str  # name of the constant of its weight
+    bias: str | None  # name of the constant of its bias; None: it has none
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Quantised:
     """A graph with all linear layers in INT8."""
 
     model: ir.Model
-    floating: ir.Model  # the same function in floating point, with rescaled inputs
+    floating: ir.Model  # graph of the same function in floating point, with rescaled inputs
     layers: tuple[RoundedLayer, ...]
-    rescaled: int  # layers whose inputs were centred and scaled
+    rescaled: int  # number of layers whose inputs were centred and scaled
 
     def without(self, names: Collection[str]) -> ir.Model:
         """A copy in which these layers are in floating point."""

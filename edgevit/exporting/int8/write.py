@@ -41,9 +41,9 @@ class _Judge:
     names: Sequence[str]
     images: Sequence[Tensor]
     labels: Tensor
-    reference: Tensor  # outputs in fp32
+    reference: Tensor  # outputs of the fp32 model
     tolerances: GateTolerances
-    held_out: int  # of these images, how many are of the validation part
+    held_out: int  # number of the images that are from the validation part
 
     def step(self, model: ir.Model, floating: int, share: float) -> QuantisedStep:
         """Judge a graph with so many layers in floating point and this share of MACs in INT8."""

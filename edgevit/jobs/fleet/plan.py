@@ -57,7 +57,7 @@ REQUESTS: dict[str, type] = {"export": ExportRequest, "bench": BenchRequest}
 
 
 class PlanBudget(BudgetEntry):  # type: ignore[valid-type,misc]  # a class made of fields
-    # name of the board that measures ms, mj or fps where no cost_table counts them; None: no board
+    # Name of the board that measures ms, mj or fps where no cost_table counts them; None: no board.
     board: str | None = None
 
 
@@ -98,7 +98,7 @@ class PlanLayout(Strict):
     tasks: list[TaskEntry]  # type: ignore[valid-type]
     budgets: list[PlanBudget]
     methods: tuple[MethodEntry, ...] = (MethodEntry(name="forge"),)
-    # precisions to measure; empty: those that `edgevit bench` measures by default
+    # Precisions to measure; empty: those that `edgevit bench` measures by default.
     precisions: tuple[Literal["fp32", "fp16", "int8"], ...] = ()
     boards: tuple[BoardEntry, ...] = ()
     gates: tuple[str, ...] = ()

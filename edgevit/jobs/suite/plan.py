@@ -28,7 +28,7 @@ class NetworkEntry(_Strict):
     sizes: Literal["largest", "smaller"] = "largest"  # which of the sizes in --sizes the networks are made from
     quick: bool = False  # whether --quick measures it
     precision: Literal["fp16", "fp32"] = "fp16"  # precision of the engine
-    # share of the MACs to remove by widths that policy `shape` allows; None: no MACs are removed that way
+    # Share of the MACs to remove by widths that policy `shape` allows; None: no MACs are removed that way.
     rate: _Share | None = None
     shape: str | None = None
     padded: bool = False  # whether its heads are padded until attention fuses

@@ -35,7 +35,7 @@ class SuiteNetwork:
     size: str  # tiny, small or base
     precision: str = FP16.name
     dims: tuple[BlockDims, ...] | None = None  # sizes of its blocks; None: those that timm makes
-    # arguments for timm where they differ from those of the dense network
+    # Arguments for timm where they differ from those of the dense network.
     args: Mapping[str, Any] = field(default_factory=dict)
 
     @property

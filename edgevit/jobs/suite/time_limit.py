@@ -20,9 +20,9 @@ class TimeLimit:
     began: float  # reading of the clock at the start, in seconds
     clock: Callable[[], float] = time.monotonic
     builds: int = 0
-    # longest build after the first, in which TensorRT times kernels for all others; of the first until then
+    # Longest build after the first, in which TensorRT times kernels for all others; of the first until then.
     build_s: float = 0.0
-    # duration of a run with its process: an estimate, then the mean over the last question
+    # Duration of a run with its process: an estimate, then the mean over the last question.
     run_s: float = WINDOW_S + WARMUP_S + START_S
 
     @property

@@ -81,9 +81,9 @@ class SweepPoint(OnImages):
     weights_sha256: Sha256 | None = None  # hash of the judged model's weights; None: not recorded
     # By part, which images are classified rightly by each probe of the features; the first is in `judged`, too.
     probes: dict[str, dict[JudgedPart, RightImages]] | None = None
-    # likeness of the model's features to the base's; None: it is the base, or has other outputs
+    # Likeness of the model's features to the base's; None: it is the base, or has other outputs.
     similarity: SimilarityRecord | None = None
-    # likeness of the model's map to the base's; None: it is the base, or has other outputs
+    # Likeness of the model's map to the base's; None: it is the base, or has other outputs.
     map: MapRecord | None = None
 
     @property
@@ -127,7 +127,7 @@ class Sweep:
     points: tuple[SweepPoint, ...] = ()  # the base first, then by rate
     left_out: tuple[str, ...] = ()  # rates that no model could be derived at, and why
     threads: int | None = None  # number of threads when latency is measured; None: all cores
-    # the fine-tuned base; None: the base was cut as it is, and no fine-tuned one was requested
+    # The fine-tuned base; None: the base was cut as it is, and no fine-tuned one was requested.
     finetuned: FinetunedBase | None = None
     fingerprint: Sha256 | None = None  # hash of the images; None: nothing is judged yet
     ready_made: tuple[SweepPoint, ...] = ()  # ONNX files of --beside, each in the folder of its name without .onnx

@@ -29,7 +29,7 @@ class BlockCurves:
     statistics: BlockStatistics
     qk: Spectrum | None  # singular directions of queries with keys, for the task's tokens; None: no attention
     vo: Spectrum | None  # singular directions of values with outputs, for the task's tokens; None: no attention
-    # sensitivities of the block; qk and vo have an entry per direction of the spectra, not per dimension
+    # Sensitivities of the block; qk and vo have an entry per direction of the spectra, not per dimension.
     sensitivity: Sensitivity
     removal: Removal | None  # order in which neurons are removed, with the error of each; None: no FFN
     ffn_losses: Tensor  # [e] predicted loss of removing each neuron, in nats, in the order of removal

@@ -22,7 +22,7 @@ class MeasuredLosses:
 
     narrowed: Tensor  # [networks, L] loss with each block replaced by the narrow block of each network
     without: Tensor  # [L] loss with each block removed
-    # [L, 2] loss without a block's attention, and without its FFN; infinite if not measured, or for its only site
+    # [L, 2] loss without a block's attention, and without its FFN; infinite if not measured, or for its only site.
     sites: Tensor
 
 

@@ -48,7 +48,7 @@ class Slim:
     network: Network
     blocks: Sequence[int]  # number in the base of each block of the network
     align: bool = False  # whether layers that read normalised tokens are aligned before output weights are solved
-    # [d', d]: the tokens approximate encode times the base's tokens; None: the base's tokens themselves
+    # [d', d]: the tokens approximate encode times the base's tokens; None: the base's tokens themselves.
     encode: Tensor | None = None
 
 
@@ -99,7 +99,7 @@ class _Layer:
     branches: tuple[SiteLayer[Any] | None, SiteLayer[Any] | None]
     scales: tuple[_Scale, _Scale] | None
     middles: list[Tensor]  # tokens after the attention, one tensor [B, N, d] per batch
-    # outputs of the FFN, one tensor per batch; where a norm reads the sum of tokens and output, that sum
+    # Outputs of the FFN, one tensor per batch; where a norm reads the sum of tokens and output, that sum.
     ffn_outputs: list[Tensor]
 
 

@@ -68,7 +68,7 @@ class Gates:
 
     network: Network
     values: Tensor  # [B, G] values of all gates of each image
-    # scores [B, N] of the tokens, by the number of a block that ranks tokens
+    # Scores [B, N] of the tokens, by the number of a block that ranks tokens.
     attention: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod

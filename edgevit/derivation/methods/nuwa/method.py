@@ -149,7 +149,7 @@ class _Start:
     """A network to cut, the base or its anchor, with its statistics."""
 
     network: Network
-    # one mask per block for the FFN neurons of the anchor; None: the network is the base
+    # One mask per block for the FFN neurons of the anchor; None: the network is the base.
     masks: Sequence[Tensor] | None
     key: dict[str, Any]  # key of the statistics in the cache
     statistics: list[BlockStatistics]

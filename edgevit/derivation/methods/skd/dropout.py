@@ -52,7 +52,7 @@ class WeightedMasks:
     """Channels drawn for each image by their mean activation."""
 
     whole: Sequence[BlockDims]
-    # random numbers in [0, 1) per block: [w] for the head widths and [e] for the neurons
+    # Random numbers in [0, 1) per block: [w] for the head widths and [e] for the neurons.
     draws: list[tuple[Tensor, Tensor]]
     rate: float
 

@@ -35,7 +35,7 @@ class Dropping(Protocol):
 class Masks:
     """The factor of each dimension: zero or one for a slice."""
 
-    # masks per block: of the projection's outputs [H * (2q + v)] and of the neurons [e]
+    # Masks per block: of the projection's outputs [H * (2q + v)] and of the neurons [e].
     blocks: list[tuple[Tensor, Tensor]]
     embed: int | None = None  # number of the tokens' first channels that reach each norm; None: all
 

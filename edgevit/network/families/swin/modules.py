@@ -99,7 +99,7 @@ class WindowAttention(SlimAttention):
     places: Tensor
     relative: Tensor
     apart: Tensor | None
-    # the result of `biases` where it is constant, as in an export; None: it is computed from the table
+    # The result of `biases` where it is constant, as in an export; None: it is computed from the table.
     constant: Tensor | None
 
     def __init__(self, windows: Windows, dim: int, dims: BlockDims, *, qkv_bias: bool) -> None:

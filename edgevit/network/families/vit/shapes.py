@@ -17,7 +17,7 @@ from edgevit.network.weights import TimmArguments, mlp_ratio
 _HEAD_WIDTH = 64  # width of a head in nearly every ViT
 PATCHES = "patch_embed.proj.weight"
 REGISTERS = "register_tokens"  # as DINOv2 has them, whose positions count the class token and no register
-# timm's name of the size, by embedding width
+# Timm's name of the size, by embedding width.
 _SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge", 1536: "giant"}
 
 
