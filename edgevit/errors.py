@@ -36,7 +36,7 @@ from difflib import get_close_matches
 from edgevit.text import shortened
 
 LONGEST_NAME = 100  # characters of a name that messages show whole
-_LONGEST_OWNER = 300  # the same of what has the names, which may be a path
+_LONGEST_OWNER = 300  # most characters of what has the names, which may be a path
 
 
 class EdgeVitError(Exception):
@@ -59,7 +59,7 @@ class UnknownNameError(EdgeVitError):
 
 
 def _nearest(name: str, names: list[str]) -> list[str]:
-    """Up to three names like this one; or that begin like it, as `vit_tiny` is how `vit_tiny_patch16_224` begins."""
+    """Up to three names that are like this one, or begin like it: `vit_tyny` finds `vit_tiny_patch16_224`."""
     begins: dict[str, str] = {}
     for candidate in sorted(names, key=len):
         begins.setdefault(candidate[: len(name)], candidate)

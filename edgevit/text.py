@@ -16,7 +16,7 @@ _MULTILINE = ("traceback",)  # keys of answers whose text may have several lines
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Return `text` with the number of each control character in its place, but for those in `keep`."""
+    """Return `text` with every control character outside `keep` replaced by its number."""
 
     def number(match: re.Match[str]) -> str:
         code = ord(match[0])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgevit import __version__
 
-_WAIT_S = 5.0  # for git, on a slow file system
+_WAIT_S = 5.0  # time limit for git, which may be on a slow file system
 
 
 @cache

@@ -23,8 +23,8 @@ from .messages import ProgressMessage, Reply, Send
 from .power import power_meter
 from .records import Power
 
-TICK_S = 0.2  # between two readings of the idle power
-_TAIL_LINES = 5  # of a measurement's stderr, shown when it dies
+TICK_S = 0.2  # pause between two readings of the idle power
+_TAIL_LINES = 5  # number of lines of a measurement's stderr that are shown when it dies
 # Without a line of a measurement, before it is ended: one that hangs would keep the board from all others for ever. It
 # says nothing while it loads a model, for which a GPU may compile for many minutes.
 SILENCE_S = 3600.0

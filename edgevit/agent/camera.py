@@ -16,7 +16,8 @@ from typing import Any, Sequence
 
 from .runners import Loaded, RunnerError
 
-_PACKAGES = {"numpy": "python3-numpy", "PIL": "python3-pil"}  # that decode and prepare, and where Ubuntu has them
+# Modules that decode and prepare pictures, with their packages in Ubuntu.
+_PACKAGES = {"numpy": "python3-numpy", "PIL": "python3-pil"}
 
 
 class Camera:
@@ -130,7 +131,7 @@ class EndToEnd:
         }
 
     def parts_ns(self) -> dict[str, int]:
-        """Of the last inference: where the GPU times its own part, the copies are told apart from the computation."""
+        """Durations of the last inference's parts; copies are apart from computation where the GPU times its part."""
         inside = self._loaded.parts_ns() if self._loaded.parts_ns else {}
         copied = self._last["copy in"] + inside.get("copy in", 0)
         return {**self._last, **inside, "copy in": copied}

@@ -21,8 +21,9 @@ from .runners import RunnerError
 from .timing import replacing
 
 _FORMATS = {"float16": "e", "float32": "f"}
-_OF_IDS = {"int64": "q", "int32": "i"}  # of texts; TensorRT before 10 takes 32 bits
-TICK_S = 0.2  # between two messages of progress
+# Array type codes of the ids of texts, by input type; TensorRT before 10 takes 32 bits.
+_OF_IDS = {"int64": "q", "int32": "i"}
+TICK_S = 0.2  # pause between two messages of progress
 
 
 def classify(

@@ -37,8 +37,8 @@ _RECORD = "restore.json"
 CLOCKS = "clocks.store"  # written and read by jetson_clocks
 SETUP = "deploy/jetson/setup.sh"
 PROGRAM_S = 60.0
-KILLED_S = 5.0  # that a program may need to end which was killed, or could not be
-GUARDIAN_S = 30.0  # that a guardian may need to put things back after its process has died
+KILLED_S = 5.0  # time that a killed program, or one that could not be killed, may need to end
+GUARDIAN_S = 30.0  # time that a guardian may need to put settings back after its process has died
 _POLL_S = 0.1
 # A board that was given another name makes sudo complain that it cannot resolve it, and run the program all the same.
 _REFUSED = re.compile(r"^sudo: (?!unable to resolve host)|^Sorry, user |is not in the sudoers file", re.MULTILINE)

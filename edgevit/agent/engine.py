@@ -30,8 +30,8 @@ _INPUTS = ("float32", "float16", "int64")  # ids of texts are int64
 # network, the kernels' forms of them, the engine. Estimated, never measured on a board; meant to err on the safe side.
 BUILD_BYTES = 1 << 30
 BUILD_PER_FILE_BYTE = 5
-_LEAST_SHARE = 0.5  # of that estimate; with less free, memory and swap together, a build is refused
-WORKSPACE_SHARE = 0.5  # of what is left after that
+_LEAST_SHARE = 0.5  # share of that estimate which must be free, memory and swap together; else a build is refused
+WORKSPACE_SHARE = 0.5  # share of the remaining memory that the workspace gets
 _LEAST_WORKSPACE_BYTES = 256 << 20  # with less, TensorRT skips fast kernels of a ViT, or finds none
 
 _FREE_MEMORY = (
@@ -58,8 +58,8 @@ _REINSTALL = (
 # precision of the layers around them. Held to one of their own, TensorRT may have no implementation of them.
 _MOVES = {"CONCATENATION", "CONSTANT", "GATHER", "SHUFFLE", "SLICE"}
 
-_WARNINGS = 20  # that are handed on
-TICK_S = 0.2  # between two messages of progress
+_WARNINGS = 20  # number of warnings that are passed on
+TICK_S = 0.2  # pause between two messages of progress
 
 
 def describe_tensorrt() -> dict[str, object]:

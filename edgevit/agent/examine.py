@@ -28,7 +28,7 @@ from .power import power_meters
 # For all libraries together: the host gives up a board that says nothing for two minutes. Importing TensorRT from an SD
 # card takes several seconds.
 LIBRARIES_S = 60.0
-KILLED_S = 2.0  # that a process may need to end which was killed
+KILLED_S = 2.0  # time that a killed process may need to end
 _GPU_NODES = ("dev/nvmap", "dev/nvhost-ctrl-gpu", "dev/dri/renderD*")
 _PROGRAMS = ("nvpmodel", "jetson_clocks", "tegrastats")
 

@@ -88,7 +88,7 @@ class RailPower(TypedDict):
 
 
 def identify(root: str) -> ModuleIdentity:
-    """Name the module: by its part number, as `model` is the carrier board's, which may hold any module."""
+    """Identify the module by its part number, because `model` names the carrier board, which may have any module."""
     compatible = [name for name in (read_text(root, "proc/device-tree/compatible") or "").split("\0") if name]
     numbers = [_PART.findall(name) for name in compatible if name.startswith("nvidia,")]
     return {

@@ -34,10 +34,10 @@ from .messages import CancelledJobs, Failed, JobEntries, JobEntry, JobReply, Job
 from .methods import method_named, reply
 from .runners import RunnerError
 
-_POLL_S = (0.02, 0.5)  # at first and at last: a board that measures is not to be disturbed
+_POLL_S = (0.02, 0.5)  # first and longest pause between two looks: a board that measures should not be disturbed
 _REPEAT_S = 5.0  # the last progress is sent again after this time, as a sign of life
-_TAIL_LINES = 5  # of a job's stderr, shown when it died
-_GENTLY_S = 20.0  # that a cancelled job has to put the board back as it was
+_TAIL_LINES = 5  # number of lines of a job's stderr that are shown when it has died
+_GENTLY_S = 20.0  # time that a cancelled job has to put the board back as it was
 _HARD_S = 5.0
 _NO_JOB = "the job is gone: it was cancelled, or its result was collected by another command"
 

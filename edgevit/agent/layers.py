@@ -15,7 +15,7 @@ _NAME = re.compile(r"_+(?:gemm_|kgen_)?f?mha(?:_|$)")
 _TYPE = "kgen_mha"
 OPAQUE = "ForeignNode["  # a part of the network that TensorRT 8 shows as one layer, whatever is in it
 
-_NODE = re.compile(r"\[ONNX Layer: ([^\]]*)\]")  # in the metadata of a layer, since TensorRT 8.6
+_NODE = re.compile(r"\[ONNX Layer: ([^\]]*)\]")  # names of ONNX nodes in the metadata of a layer, since TensorRT 8.6
 # Between the names of nodes in the name of a layer: "a + b", "a || b", "PWN(PWN(a), b)", "{ForeignNode[a...b]}", and
 # "Reformatting CopyNode for Input Tensor 0 to a + b".
 _BETWEEN = re.compile(r" \+ | \|\| |, |\.\.\.|[(){}]|ForeignNode\[|\]|^Reformatting CopyNode .*? (?:to|for) ")

@@ -24,7 +24,7 @@ from .runners import RunnerError
 
 _FOLDERS = ("/run/lock", "/tmp")
 _POLL_S = 0.2
-COPY_S = 120.0  # that a copy has the board to itself: a connection that broke unseen is not to hold it for hours
+COPY_S = 120.0  # time that a copy has the board to itself, so that a broken connection does not block it for hours
 _SAY_EVERY_S = 10.0  # while nothing changes
 
 

@@ -30,8 +30,9 @@ from .power import PowerMeter, power_meter
 from .records import Power, Run
 from .runners import Lane, Loaded, RunnerError, import_runner
 
-TICK_NS = 200_000_000  # between two readings of the meters
-_LANE_BATCHES = 10  # of each stream between two readings, at least: letting all finish costs part of a batch's time
+TICK_NS = 200_000_000  # time between two readings of the meters
+# Minimum of batches per stream between two readings: letting all finish costs part of a batch's time.
+_LANE_BATCHES = 10
 
 Report = Callable[..., None]  # stage, how much of it is done, 0 to 1, and figures to show beside it
 

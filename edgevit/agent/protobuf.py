@@ -35,7 +35,7 @@ _TYPES = {
 VARINT, BYTES, FIXED = 0, 2, {1: 8, 5: 4}  # kinds of fields on the wire; the fixed ones and their sizes
 _LONGEST_VARINT = 10
 
-_Span = Tuple[int, int]  # where a field that has a length begins and ends
+_Span = Tuple[int, int]  # beginning and end of a field that has a length
 T = TypeVar("T")
 
 

@@ -18,7 +18,7 @@ SCHEMA = 1
 _SERIES = ("clocks_during_khz", "gpu_load_permille", "temperatures_during_c", "throttled", "beside")
 _TIMES = ("latencies_ns", "gpu_ns")  # one time for each inference
 
-PARTS = ("decode", "preprocess", "copy in", "inference", "copy out")  # of an inference end to end, in order
+PARTS = ("decode", "preprocess", "copy in", "inference", "copy out")  # parts of an inference end to end, in order
 CLOSED_LOOP = "one after another"  # the use of a run that has no other
 
 # Share of the ticks' time between their first and last readings, from which the power of ticks is taken. Below it, the
@@ -273,12 +273,12 @@ class Run:
         return self.idle_power.mean_mw() if self.idle_power else None
 
     def energy_per_image_mj(self) -> float | None:
-        """Gross: all that the module draws for an image; `power_mw` over the images per second."""
+        """Energy that the module draws for an image, idle power included: `power_mw` over the images per second."""
         power = self.power_mw()
         return None if power is None else power / self.images_per_second()
 
     def net_energy_per_image_mj(self) -> float | None:
-        """As `energy_per_image_mj`, minus the energy that the idle module takes in that time."""
+        """Energy that the module draws for an image, less what the idle module draws in that time."""
         power, idle = self.power_mw(), self.idle_power_mw()
         return None if power is None or idle is None else (power - idle) / self.images_per_second()
 
@@ -312,7 +312,7 @@ class Run:
         return self.cpu_own_ns / len(self.latencies_ns) / 1e6
 
     def images(self) -> int:
-        """Of the window."""
+        """Number of images in the window."""
         return self.batch * len(self.latencies_ns)
 
     def images_per_second(self) -> float:

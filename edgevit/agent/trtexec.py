@@ -19,7 +19,7 @@ from .messages import Send
 from .runners import RunnerError
 
 _HELP_S = 60.0
-STARTING_S = 300.0  # beside the time that it measures: loading TensorRT and the engine from an SD card
+STARTING_S = 300.0  # time beyond that of the measurement, to load TensorRT and the engine from an SD card
 _WARM_UP_MS = 500
 
 # Its names of the lines in the summary, and ours; some releases leave out what does not take place.

@@ -44,7 +44,7 @@ class Config:
 
 
 def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
-    """Say what it may remove."""
+    """Say what the method may remove from a network."""
     return SearchSpace(head_widths=False, sites=True)
 
 

@@ -54,7 +54,7 @@ class Config:
 
 
 def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
-    """Say what it may remove."""
+    """Say what the method may remove from a network."""
     embed = embedding.narrowest(network, policy) if config.cut_embedding else 0
     return SearchSpace(heads=config.drop_heads, embed=embed, more={"cut_embedding": True, "drop_heads": True})
 

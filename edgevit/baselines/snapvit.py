@@ -37,9 +37,9 @@ from edgevit.train.products import multiplies_bf16
 
 CUTS_DETECTORS = True
 NEEDS_LABELS = False
-_SHARES = (0.2, 0.4, 0.6)  # of the units' MACs, at which a candidate is judged
+_SHARES = (0.2, 0.4, 0.6)  # shares of the units' MACs at which a candidate is judged
 _UNITS: tuple[SizeAxis, SizeAxis] = ("heads", "ffn")
-_SPREAD = 0.5  # of log c in the first generation
+_SPREAD = 0.5  # standard deviation of log c in the first generation
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ AGENT_DIR = Path(edgevit.agent.__path__[0])
 LOCAL = ("sh", "-c")
 _FOLDER = "edgevit-folder: "  # begins the line that says where the agent could not be stored
 CACHE = '"${XDG_CACHE_HOME:-$HOME/.cache}"/edgevit'
-_START_S = 60.0  # for a connection, and for a slow disk to read Python from
-_STOP_S = 5.0  # between asking an agent to end and killing it
+_START_S = 60.0  # time for a connection, and for a slow disk to read Python from
+_STOP_S = 5.0  # time between asking an agent to end and killing it
 _TAIL_LINES = 5  # lines of the agent's stderr that are shown when it dies
 _LONGEST_LINE = 1 << 28  # bytes; the layers of a large engine are some MB
 

@@ -120,7 +120,8 @@ class Comparison:
     widened: float  # factor by which each end of the interval was moved, as a machine's speed moved within a run
     void: tuple[str, ...]  # why the runs are void; empty: they are not
     warnings: tuple[str, ...]  # warnings of the runs, with the model's name
-    differing: tuple[str, ...]  # what differs in their environments; not empty only if the comparison was forced
+    # Names of what differs in their environments; not empty only if the comparison was forced.
+    differing: tuple[str, ...]
 
 
 class RunReader:
@@ -359,11 +360,11 @@ class _Partners:
                 self._groups[alike.shape, use, alike.name].append(alike)
 
     def of_use(self, group: _Group) -> list[_Group]:
-        """Groups of equal batch size, streams and use; if none has this use, those of any use."""
+        """Groups of equal batch size, streams and use; if none has this use, groups of any use."""
         return self._groups.get((group.shape, self._use(group)), [])
 
     def of_name(self, group: _Group) -> list[_Group]:
-        """Those of `of_use` that are of the same model; if there are none, all of them."""
+        """Groups that `of_use` returns and that are of the same model; if none is, all that it returns."""
         return self._groups.get((group.shape, self._use(group), group.name)) or self.of_use(group)
 
     def _use(self, group: _Group) -> str | None:

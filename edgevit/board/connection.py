@@ -38,7 +38,7 @@ from edgevit.text import shortened
 THIS_MACHINE = "this machine"
 SILENCE_S = 120.0  # a connection is given up after this time without a message; a job sends one every few seconds
 _RETRY_S = 60.0  # time in which a lost connection is tried again
-_PAUSES_S = (0.5, 8.0)  # between two tries, at first and at most
+_PAUSES_S = (0.5, 8.0)  # first and longest pause between two tries
 _STEADY_S = 10.0  # a connection that lasts so long counts as restored
 _CHUNK = 1 << 18
 _MIB = 1 << 20
@@ -388,7 +388,7 @@ class _Show:
         self._open.__exit__(*error)
 
     def start(self, method: str, answer: dict[str, object]) -> None:
-        """Report the state of a job, as `jobs.start` returned it."""
+        """Report the state of a job from the answer of `jobs.start`."""
         self.started = True
         self.owner = answer["owner"]
         match answer:

@@ -13,7 +13,7 @@ from edgevit.board.answers import READER
 from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.progress import Progress, Silent
 
-CLOCK_OFF_S = 60.0  # between two machines' clocks, above which one of them is not set
+CLOCK_OFF_S = 60.0  # difference between two machines' clocks above which one of them is not set
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from edgevit.errors import UnreachableError
 
 FAILED = 255  # ssh's own exit code, as opposed to the command's
 _LONGEST_FOLDER = 60  # characters; the path of a socket may have some 100, and ssh adds its own
-_ASK_S = 5.0  # for a word with our own ssh process
+_ASK_S = 5.0  # time limit of a command to the ssh process of this connection
 
 _OPTIONS = {
     "BatchMode": "yes",  # nobody is there to type a password

@@ -68,7 +68,8 @@ class _Commands(TyperGroup):
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 
 _LONGEST_MESSAGE, _LONGEST_REASON = 4000, 200  # characters: names of files and classes may have any length
-_ALLOCATION = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)  # as torch says it
+# Torch's messages when memory runs out.
+_ALLOCATION = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
 _MORE_MEMORY = "make more memory available (`free -h`, `ulimit -v`)"
 STOPPED = 130  # what a shell expects of a program that Ctrl-C ended; SIGTERM ends with the same
 

@@ -26,7 +26,7 @@ from edgevit.numbers import FINITE, WORD, check_number
 from edgevit.request import OUTPUT, PANELS, RequestOption, options_of, request_from
 
 Main = Callable[..., Any]
-_COMMON = (CONFIG, HELP_ALL, "help")  # on the first screen of every command
+_COMMON = (CONFIG, HELP_ALL, "help")  # options on the first screen of every command
 _METAVARS = {int: "NUMBER", float: "NUMBER", Path: "FILE"}  # what an option takes, where its declaration does not say
 
 

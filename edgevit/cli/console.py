@@ -38,7 +38,7 @@ QUICK_S = 2.0  # work that ends sooner shows no progress
 CLOSED = 141  # what a shell expects of a program whose reader went away
 _PIPE_COLUMNS = 200
 NARROW = 100  # columns, below which some tables have fewer and higher rows
-_PLAIN_EVERY_S = 10.0  # at most one plain line per stage in this time
+_PLAIN_EVERY_S = 10.0  # shortest time between two plain lines of a stage
 
 
 def _print(text: str, to: TextIO | None) -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from edgevit.jobs.fleet.request import FleetRequest
     from edgevit.jobs.fleet.states import JobProgress, JobState
 
-_SHOWN = 20  # of the reasons to wait
-EVERY_S = 1.0  # between two looks at a plan that another command works on
+_SHOWN = 20  # number of reasons to wait that are shown
+EVERY_S = 1.0  # pause between two looks at a plan that another command works on
 LOOKING = 0.1  # share of the time, at most, that is spent on them
 QUIET_S = 30.0  # without any job that runs, after which no command works on the plan any more
 

@@ -13,10 +13,10 @@ from typing import Any
 import typer
 
 HELP = "Configuration and help"  # the last panel
-HELP_ALL = "help_all"  # not shown where --help has every option
+HELP_ALL = "help_all"  # option that shows all options; it is hidden where --help has every option
 _FIRST_SCREEN = 20  # options
-_MOST_COLUMNS, _LEFT_COLUMNS = 120, 34  # of the whole text, and of an option's name before its help begins
-_COMPLETE = "edgevit.help_all"  # in the context: all options are shown
+_MOST_COLUMNS, _LEFT_COLUMNS = 120, 34  # widths of the whole text, and of an option's name before its help begins
+_COMPLETE = "edgevit.help_all"  # key in the context: if it is set, all options are shown
 _Row = tuple[str, str]  # an option or command, and its help
 
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from edgevit.reporting.gather import Evidence
     from edgevit.reporting.request import ReportRequest
 
-_SHOWN = 3  # of what was left out
-_ANSWERS = 5  # of panels
+_SHOWN = 3  # number of skipped files that are shown
+_ANSWERS = 5  # number of panels whose answers are shown
 
 
 @asks(request="edgevit.reporting.request:ReportRequest")

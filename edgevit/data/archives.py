@@ -27,7 +27,7 @@ from edgevit.text import shortened
 SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz")
 # By the first bytes of the file.
 _OPENERS: Mapping[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
-_PATH_BYTES = 1024  # of a member, which is joined to the path of the cache
+_PATH_BYTES = 1024  # longest path of a member, which is joined to the path of the cache
 _CHUNK_BYTES = 1 << 20
 # What the readers raise for a cut, damaged, encrypted or unknown file.
 _UNREADABLE = (

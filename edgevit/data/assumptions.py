@@ -38,7 +38,8 @@ _SETTINGS: dict[str, str] = {
     "pretrained weights": "those of timm's weights for {base}",
     "timm": "assumed, as timm's defaults for {base}",
 }
-_SHOWN = ("crop_pct", "interpolation", "mean", "std")  # of the preprocessing, and what an option can give
+# Parts of the preprocessing that are shown, which options can give.
+_SHOWN = ("crop_pct", "interpolation", "mean", "std")
 CHECK = "check the order of its outputs (--base-classes) and its preprocessing (--mean, --std, --crop-pct)"
 _NAMED = 5  # classes in a line
 

@@ -16,7 +16,7 @@ from edgevit.errors import DataError, UnknownNameError
 from edgevit.records.class_names import class_name
 from edgevit.records.model import TargetClass
 
-LIMIT_BYTES = 16 << 20  # of a file of class names; those of ImageNet-22k take 1 MB
+LIMIT_BYTES = 16 << 20  # largest file of class names; those of ImageNet-22k take 1 MB
 # An entry of a line: in double quotes (with "" for one), or up to the next comma; then a comma, a comment or the end.
 _QUOTED = r'\s*(?:"((?:[^"]|"")*)"|'
 _TEXT = re.compile(_QUOTED + r"([^,]*?))\s*(,|$)")

@@ -21,7 +21,7 @@ _EXPECTED = (
     "a folder, a pair (images [N, H, W, 3] of bytes, labels [N]), a data set of (picture, label), or a DataLoader of "
     "batches (images [B, 3, H, W] as the network reads them, labels [B]); for features, labels may be missing"
 )
-_ROUNDING = 0.02  # by which values of a loader may leave [0, 1] once mean and deviation are undone
+_ROUNDING = 0.02  # how far values of a loader may leave [0, 1] once mean and deviation are undone
 
 
 @dataclass(frozen=True)

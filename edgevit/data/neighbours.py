@@ -7,7 +7,7 @@ from edgevit.data.shares import wilson
 from edgevit.records.derivation import BaseCheckRecord, DerivationRecord, NeighbourRecord
 from edgevit.records.supernet import SupernetRecord
 
-_SIGNIFICANT = 0.05  # of all neighbours together
+_SIGNIFICANT = 0.05  # significance level of all neighbours together
 _ODDS = 1.25  # a base is near chance if its odds of a right answer may be at most this multiple of those of chance
 
 

@@ -23,7 +23,8 @@ from edgevit.errors import DataError
 from edgevit.records.preparing import CORNER, fitted_size
 from edgevit.records.reading import Reading
 
-Targets = list[dict[str, Tensor]]  # of each image: boxes [n, 4] by their corners, labels [n], perhaps masks [n, H, W]
+# Targets of each image: boxes [n, 4] by their corners, labels [n], perhaps masks [n, H, W].
+Targets = list[dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def _decoded(parts: Any, height: int, width: int) -> Any:
 def _fitted(
     picture: Any, target: dict[str, Tensor], height: int, width: int, colour: list[int]
 ) -> tuple[Any, dict[str, Tensor]]:
-    """Scale a picture and its objects to fit, and pad them on the right and below, as `Letterbox` does."""
+    """Scale a picture and its objects to fit this size, and pad them on the right and below like `Letterbox`."""
     size = [*fitted_size(picture.height, picture.width, (height, width))]
     padding = [0, 0, width - size[1], height - size[0]]
 
@@ -137,7 +138,7 @@ def _fitted(
 
 
 def _transform(preprocessing: Mapping[str, Any], augment: Augment) -> Any:
-    """The training transform of images with objects, as `training_transform` is of images alone."""
+    """The training transform of images with objects; `training_transform` is that of images alone."""
     size = list(preprocessing["input_size"][1:])
     resize = v2.Resize(size) if augment == "none" else v2.RandomResizedCrop(size, scale=(0.7, 1.0))
     return v2.Compose([

@@ -18,7 +18,7 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import RejectedRecord
 from edgevit.records.reading import Reading
 
-_FOREIGN_IMAGES = 2000  # at most, of one part: a standard error of 1.1 points
+_FOREIGN_IMAGES = 2000  # most images of other classes from one part: a standard error of 1.1 points
 
 
 def foreign_images(

@@ -34,11 +34,11 @@ from edgevit.records.lock import in_turn
 from edgevit.records.writing import cache_folder, writing
 from edgevit.version import processor, written_by
 
-_SCHEMA = "12"  # of the entries
+_SCHEMA = "12"  # version of the entries' content
 MADE_BY = f"edgevit {edgevit.__version__} with torch {torch.__version__}, schema {_SCHEMA}"
 KILLED_S = 3600.0  # no entry is written for so long
 LIMIT_BYTES = 20 * 10**9
-_FROM_PYTHON = "given from Python"  # in place of a base
+_FROM_PYTHON = "given from Python"  # what the listing shows as the base of modules and images that came from Python
 STREAMS = "streams"  # the largest entries, and the quickest to compute again: they may use half of the limit
 
 Tensors = dict[str, Tensor]

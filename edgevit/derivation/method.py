@@ -73,7 +73,7 @@ class Method(Generic[C]):
     name: str = ""  # name of the method's file; `find_method` sets it
 
     def make_config(self, options: Mapping[str, Any]) -> C:
-        """Its config from options, by value or by text.
+        """Make the method's config from options, by value or by text.
 
         Raises:
             UnknownNameError, OptionError: as `edgevit.derivation.options.make_config` says.

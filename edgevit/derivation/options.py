@@ -74,7 +74,7 @@ class MethodDescription:
 
     @property
     def slices(self) -> bool:
-        """Whether it cuts a super-network in place of a base."""
+        """Whether the method cuts a super-network in place of a base."""
         return "supernet" in {option.name for option in self.options}
 
 

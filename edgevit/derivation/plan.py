@@ -33,7 +33,7 @@ from edgevit.records.writing import write_whole, writing
 from edgevit.train.state import reading_state, save_tensors
 from edgevit.version import written_by
 
-_MOMENTS = "plan.safetensors"  # beside the plan of an unfinished run
+_MOMENTS = "plan.safetensors"  # file of tensors beside the plan of an unfinished run
 
 
 @dataclass(frozen=True)

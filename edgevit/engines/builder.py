@@ -41,9 +41,10 @@ from edgevit.records.precisions import FP16, INT8, precision_of
 from edgevit.records.writing import file_sha256, writing
 from edgevit.version import written_by
 
-ROUNDS, TIMED_S = 8, 1.0  # of two engines that alternate
+ROUNDS, TIMED_S = 8, 1.0  # rounds of two engines that alternate, and seconds of each
 _STALE_S = 3600.0  # without a write, after which a partly fetched file is abandoned
-NATIVE_OPSET, OLDEST_OPSET = 17, 16  # with LayerNormalization as one operator, for TensorRT 8.6 and newer; without
+# Opset with LayerNormalization as one operator, for TensorRT 8.6 and newer; opset without it.
+NATIVE_OPSET, OLDEST_OPSET = 17, 16
 _RECORDED = (  # fields of the agent's answer
     "sha256",
     "bytes",
@@ -150,7 +151,7 @@ class EngineBuilder:
         return Attempt(onnx, written, modules, built, verdict)
 
     def with_int8(self, search: PrecisionSearch[Attempt]) -> PrecisionSearch[Attempt]:
-        """Also build the engine in INT8, with what this one has in fp32; take it if it is correct, and faster."""
+        """Build the engine in INT8 as well, with the same modules in fp32; take it if it is correct and faster."""
         level = PrecisionLevel(INT8.name, search.level.norms, search.level.blocks)
         attempt = self.attempt(level)
         if attempt.failure is None and (slow := self._not_faster(attempt, search)):
@@ -260,7 +261,7 @@ class EngineBuilder:
 
     @property
     def _fuses_nothing(self) -> bool:
-        """Whether it is TensorRT 8.5, of JetPack 5, which has no fused attention for Orin."""
+        """Whether this is the TensorRT 8.5 of JetPack 5, which has no fused attention for Orin."""
         return (self.facts.tensorrt.version or "").startswith("8.5.") and self.facts.cuda.capability == "8.7"
 
     def _expected_fused(self, level: PrecisionLevel) -> int:

@@ -43,7 +43,7 @@ _BATCH = 32
 
 
 class JudgingImages(Protocol):
-    """What an engine is judged by."""
+    """The images that judge an engine."""
 
     @property
     def sha256(self) -> str:

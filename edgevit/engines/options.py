@@ -12,7 +12,7 @@ from edgevit.request import ENGINE, Nested, Option
 
 _LEVELS = range(6)
 MIB = 1 << 20
-MOST_IMAGES = 1000  # of one job on the board, where they are a file
+MOST_IMAGES = 1000  # most images in the file of one job on the board
 MOST_OUTPUTS = 1 << 26  # values of one job on the board, 256 MB in fp32
 
 

@@ -29,11 +29,11 @@ from edgevit.network.network import Network
 from edgevit.records.export import Batch
 from edgevit.records.precisions import FP32
 
-INPUT, IDS = "images", "ids"  # of images, and of texts
+INPUT, IDS = "images", "ids"  # name of the input of images, and of texts
 PROTOBUF_LIMIT_BYTES = 2_000_000_000  # limit of a protobuf message; larger models have an external file of weights
 _NATIVE_OPSET = 18  # oldest operator set of torch's exporter
 _NATIVE_LAYER_NORM = 17  # the first operator set with LayerNormalization
-_OLD_IR_VERSION = 8  # of ONNX with these operator sets, which old parsers read
+_OLD_IR_VERSION = 8  # version of ONNX's format with these operator sets, which old parsers read
 _BEYOND = np.iinfo(np.int64).max  # after the last dimension of any shape
 _SCOPES = "pkg.torch.onnx.name_scopes"  # the exporter's metadata: modules of a node, outermost first
 _CHATTY = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")

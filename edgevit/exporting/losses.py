@@ -16,9 +16,9 @@ from torch import Tensor
 
 from edgevit.exporting.request import GateTolerances
 
-LEAST_IMAGES = 10  # to decide
+LEAST_IMAGES = 10  # fewest images from which a loss is decided
 ALWAYS_ALLOWED = 2  # images
-_SURE = 0.95  # of an interval that is open above
+_SURE = 0.95  # confidence of an interval that is open above
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from edgevit.data.task import Split, Task
 from edgevit.errors import ModelError
 from edgevit.train.ridge import Moments, RidgeRegression, choose_ridge
 
-_NEIGHBOURS, _TEMPERATURE = 20, 0.07  # of k-NN, as DINO has it
+_NEIGHBOURS, _TEMPERATURE = 20, 0.07  # neighbours and temperature of k-NN, those of DINO
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from edgevit.records.release import refuse_lfs_pointer
 
 T = TypeVar("T")
 _READER = Reader(CheckpointError, hint="export the model again")
-_Provider = tuple[str, dict[str, Any]]  # its name and options
+_Provider = tuple[str, dict[str, Any]]  # name of a provider, and its options
 _INPUT_LIMIT_BYTES = 4 << 30
 OUTPUT_KIND = "output"  # metadata key of files whose output is not logits
 _LEVELS = '"boxes"'  # its value where each level of a detector's pyramid is an output

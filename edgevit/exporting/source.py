@@ -34,7 +34,7 @@ _MULTIPLE, _LEAST = 8, 16  # other fusable widths cost an extra copy: docs/decis
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a file."""
+    """Precision, batch and opset of a file."""
 
     precision: str  # precision of images, outputs and all modules but `fp32_modules`
     batch: Batch
@@ -47,11 +47,11 @@ class Source(Protocol):
 
     @property
     def subject(self) -> Subject:
-        """Its classes, preprocessing and images."""
+        """The classes, preprocessing and images of the model."""
 
     @property
     def described(self) -> ExportedModel:
-        """Its description in export.json, with the hash that identifies it in records of engines."""
+        """Description of the model in export.json, with the hash that identifies it in records of engines."""
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -71,10 +71,10 @@ class Source(Protocol):
 
     @property
     def operators(self) -> frozenset[str] | None:
-        """Operators of its files; None: those of a decomposed Vision Transformer."""
+        """Operators of the exported files; None: those of a decomposed Vision Transformer."""
 
     def predictor(self, device: str) -> Predict:
-        """The model in fp32."""
+        """The function that computes the model in fp32 on a device."""
 
     def check_range(self, images: Tensor) -> Range:
         """Measure on images [B, C, H, W] what overflows in fp16; see `precision.check_range`."""
@@ -84,7 +84,7 @@ class Source(Protocol):
 
     @property
     def origin(self) -> dict[str, str]:
-        """Metadata of its base."""
+        """Metadata about the base of the model, for the files."""
 
     def graph(self, batch: Batch, opset: int) -> ir.Model:
         """A new graph in fp32 with nodes named by module.

@@ -31,7 +31,8 @@ from edgevit.train.detections import find_objects
 
 IMAGE = "image"
 COMPARED_IMAGES = 16
-LEAST_SAME, LEAST_OVERLAP, SCORE_ERROR, DROP = 0.99, 0.95, 0.01, 0.01  # of boxes, of one with torch's, of AP
+# Limits: share of boxes, overlap of one with torch's, its score, loss of AP.
+LEAST_SAME, LEAST_OVERLAP, SCORE_ERROR, DROP = 0.99, 0.95, 0.01, 0.01
 _OPSET = 17  # the newest that the older exporter is tested with
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, torch.onnx.OnnxExporterError)
 

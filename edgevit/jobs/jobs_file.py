@@ -31,7 +31,7 @@ from edgevit.request import BUDGET, COMPUTING, Option, default_of, options_of, p
 from edgevit.train.settings import Training
 
 EXAMPLE = Path(__file__).with_name("example_jobs.yaml")
-RESULTS = ("results.json", "results.md")  # beside the jobs' folders
+RESULTS = ("results.json", "results.md")  # file names of the tables beside the jobs' folders
 _READER = Reader(JobsError, hint="`edgevit derive-many --example` prints one that is good")
 # Options of `edgevit derive` that say where models are measured.
 PLACE_KEYS = {option.field for option in options_of(MeetRequest)} - {o.field for o in options_of(DeriveRequest)}

@@ -168,7 +168,7 @@ class _Cluster:
         return blind
 
     def _on(self, node: str) -> Any:
-        """The wish to run on a node."""
+        """Ray's scheduling strategy that runs a task on this node only."""
         return import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(node, soft=False)
 
     def __enter__(self) -> _Cluster:
@@ -223,7 +223,7 @@ class _Cluster:
         return {**options, "max_retries": 0, "num_returns": 2}
 
     def _nodes_with_room(self, job: Job[Any, Any]) -> list[str]:
-        """The other nodes, if the disk of one was full for this job; the one with the most processors first."""
+        """Nodes with room, most processors first, if the disk of a node was full for this job; else none."""
         if not self._full[job.name]:
             return []
         alive = [node for node in self._ray.nodes() if node["Alive"] and node["NodeID"] not in self._full[job.name]]

@@ -27,7 +27,7 @@ Results = Mapping[str, Any]  # results of jobs by name
 WORKER, ALL_WORKERS = "", "*"
 LOOKED_AT = 1000  # jobs that are put off, or lack memory
 PAUSE_S = 10.0  # before another try of what was not there
-TRIES = 3  # with nothing else to do, and of a job whose process was killed
+TRIES = 3  # tries of a job when there is nothing else to do, and of a job whose process was killed
 
 
 @dataclass(frozen=True)

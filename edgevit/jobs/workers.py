@@ -25,7 +25,7 @@ from edgevit.signals import sigterm_as_ctrl_c
 P = TypeVar("P")
 R = TypeVar("R")
 
-GRACE_S = 60.0  # for a step of training to end and its state to be written
+GRACE_S = 60.0  # time for a step of training to end and its state to be written
 STOPS = {signal.SIGINT, signal.SIGTERM}
 _SPAWN = get_context("spawn")
 _READY = "ready"  # the first message of a process: from then on SIGTERM ends it properly

@@ -32,14 +32,15 @@ from edgevit.latency.stacks import Stack
 
 _Floats = NDArray[np.float64]
 
-_LEAST_ERROR = 0.002  # of a figure: differences between builds and sessions do not show in repeated runs
-_BASE_ERROR = 0.0002  # of the base's figure, whose ratio to itself is exact: models are judged by their ratio to it
-_WEAK = 0.3  # of the median cost of a block: deviation of an unmeasured cost from the line between its neighbours
+_LEAST_ERROR = 0.002  # smallest relative error of a figure: repeated runs do not show how builds and sessions differ
+# Relative error of the base's figure, whose ratio to itself is exact: models are judged by their ratio to it.
+_BASE_ERROR = 0.0002
+_WEAK = 0.3  # assumed deviation of an unmeasured cost from its neighbours' line, as a share of a block's median cost
 _TO_DEVIATION = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 _MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean
 _POLISHES = 30  # iterations of the median polish
 _REGRESSIONS = 50  # iterations over the two axes of a grid, at most
-_FREE = 0.05  # of a whole block: a smaller difference from one size to the next is negligible
+_FREE = 0.05  # share of a whole block's cost: a smaller difference from one size to the next is negligible
 _LEAST = 1e-6  # smallest cost of a site, which is above 0
 _DIGITS = 5  # significant digits of a cost
 

@@ -14,10 +14,10 @@ from edgevit.network.anatomy import Axis, BlockDims
 from edgevit.records.model import HEAD_WIDTHS
 
 _DEPTH = 6  # blocks of a stack: enough to show their cost, few enough to export and build quickly
-SHARES = (0.125, 0.25, 0.5, 0.75)  # of the neurons, beside the fewest and all
+SHARES = (0.125, 0.25, 0.5, 0.75)  # measured shares of the neurons between the fewest and all
 _TILE = 64  # neurons of a kernel's tile: coarse sizes lie between two multiples, where a line errs to neither side
 _BEND = 0.25  # assumed error of a line at its middle, as a share of the change of slope
-_NARROWER = (1 / 2, 1 / 4)  # of the embedding's width, beside the narrowest
+_NARROWER = (1 / 2, 1 / 4)  # measured shares of the embedding's width, beside the narrowest
 _JUMP = 0.1  # assumed error as a share of the rise between two sizes, which may be a step
 
 
@@ -69,7 +69,7 @@ class Grid:
 
     @property
     def depth(self) -> int:
-        """Blocks of a stack."""
+        """Number of blocks in a stack."""
         return min(self.count, _DEPTH)
 
     @property

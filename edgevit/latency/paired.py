@@ -30,10 +30,10 @@ from edgevit.progress import Progress
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.precisions import FP16, FP32, PRECISIONS
 
-ROUNDS = 8  # of base and model: an interval needs 6
+ROUNDS = 8  # rounds of base and model: an interval needs 6
 MOST_ROUNDS = 32  # while the interval stays wide
 SURE = 0.0075  # half-width of a narrow interval, relative: half of the window in which a budget is met
-SECONDS, POWER_SECONDS = 0.5, 3.0  # of each model in a round: ten turns; the rails' sensors average over 0.43 s
+SECONDS, POWER_SECONDS = 0.5, 3.0  # time of each model in a round: ten turns; the rails' sensors average over 0.43 s
 LABELS = ("base", "model")
 _DRIFT = 0.05  # relative change of the base's cost since the table was measured that is worth a warning
 TRIES = 2  # number of attempts to get runs that are not void

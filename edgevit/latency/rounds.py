@@ -30,11 +30,12 @@ WINDOW = 0.97  # smallest figure that meets a budget, as a share of it
 AIM = 0.985  # target of the next plan as a share of the budget, in the middle of the window
 # Standard deviations of the factors before any measurement.
 PRIOR = {"fixed": 0.3, "attention": 0.25, "ffn": 0.25, "block": 0.3}
-_FIXED_ERROR = 0.03  # of the whole cost: the fixed term is measured as a difference
-_MOVE = 0.2  # of these deviations: how far the factors may move from one plan to the next
+_FIXED_ERROR = 0.03  # error of the fixed term, measured as a difference, as a share of the whole cost
+_MOVE = 0.2  # how far the factors may move from one plan to the next, as a share of these deviations
 _LEAST_NOISE = 0.01  # relative, of a measurement: four factors cannot express all differences between plans
 _LEAST_FACTOR = 0.2  # a factor stays above 0
-_LEAST_LIMIT = 0.01  # of the aim: the extrapolated limit may be negative if a budget is out of reach
+# Smallest limit as a share of the aim: extrapolation may give less than 0 if a budget is out of reach.
+_LEAST_LIMIT = 0.01
 _LEAST_SHARE = 0.6  # smallest share of a predicted change that is expected to be measured
 CONFIDENT = 1.96  # standard deviations on each side of a 95 % interval
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # The table may be wrong by this factor: if the cheapest plan costs more, relative to the budget, nothing is measured.
 OUT_OF_REACH = 1.25
 SURPRISING = 0.02  # relative error of a prediction above which more sizes are measured for the table
-_ROUNDING = 1e-9  # of sums of milliseconds
+_ROUNDING = 1e-9  # relative error of sums of milliseconds
 _RELAXATIONS = 2  # times that a limit below the cheapest plan is raised to its cost
 
 

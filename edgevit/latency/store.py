@@ -91,7 +91,7 @@ def clear(folder: Path) -> list[CacheEntry]:
 
 @dataclass(frozen=True)
 class Store:
-    """The runs of one key."""
+    """The runs that were measured under one `StoreKey`."""
 
     folder: Path
 

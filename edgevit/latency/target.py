@@ -51,7 +51,7 @@ class MeasurementTarget:
 
     @property
     def runs_on(self) -> str:
-        """The name of the runner."""
+        """Name of the runner of the models."""
         return self.runner or ("tensorrt" if self.board is not None else "onnxruntime")
 
     @property

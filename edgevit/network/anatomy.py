@@ -196,7 +196,7 @@ class Attention:
         return self.keep(range(self.heads), *dimensions)
 
     def rebased(self, encode: Tensor, fold: Fold, decode: Decoder) -> Attention:
-        """The same function of tokens multiplied by `encode` [d', d], with all possible biases."""
+        """Weights of the equal function on tokens multiplied by `encode` [d', d], with all possible biases."""
         (wq, bq), (wk, bk), (wv, bv) = (
             fold.read(w, b, decode) for w, b in ((self.wq, self.bq), (self.wk, self.bk), (self.wv, self.bv))
         )
@@ -205,7 +205,7 @@ class Attention:
         return Attention(wq, bq, wk, bk, wv, bv, wo, bo, self.rotary)
 
     def padded(self, qk: int, vo: int) -> Attention:
-        """The same function with heads padded with zeros."""
+        """Pad the heads with zeros to these widths, which does not change the function."""
         import torch.nn.functional as F
 
         self.check_qk(qk)
@@ -256,7 +256,7 @@ class Ffn:
         )  # fmt: skip
 
     def rebased(self, encode: Tensor, fold: Fold, decode: Decoder) -> Ffn:
-        """The same function of tokens multiplied by `encode` [d', d], with all possible input biases."""
+        """Weights of the equal function on tokens multiplied by `encode` [d', d], with all possible input biases."""
         w1, b1 = fold.read(self.w1, self.b1, decode)
         wg, bg = (None, None) if self.wg is None else fold.read(self.wg, self.bg, decode)
         b2 = None if self.b2 is None else fold.write_bias(self.b2, encode)
@@ -285,7 +285,7 @@ class Block:
 
     @property
     def embed(self) -> int:
-        """Width of the tokens."""
+        """Width of the embedding."""
         if self.attention is not None:
             return self.attention.embed
         assert self.ffn is not None, "a block has a site"

@@ -76,7 +76,8 @@ _TORCHVISION_NAMES = {
     "swin_t": "swin_tiny_patch4_window7_224", "swin_s": "swin_small_patch4_window7_224",
     "swin_b": "swin_base_patch4_window7_224",
 }  # fmt: skip
-_QUICK_PIXELS, _QUICK_PARAMS = 256**2, 30_000_000  # of one image and of a network that runs fast
+# Most pixels of an image, and most parameters, of a network that runs fast.
+_QUICK_PIXELS, _QUICK_PARAMS = 256**2, 30_000_000
 _HUB_S = 5  # timeout of the hub
 
 

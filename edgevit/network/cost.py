@@ -111,7 +111,7 @@ class PlacedBlock:
         return sizes | {"embed": self.stage.embed, "tokens": self.tokens, "pairs": pairs}
 
     def cost(self, quantity: Quantity) -> int:
-        """The cost of its sites."""
+        """The cost of the block's sites."""
         return sum(self.site_cost(kind, quantity) for kind in self.dims.sites)
 
     def site_cost(self, kind: SiteKind, quantity: Quantity) -> int:

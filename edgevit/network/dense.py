@@ -160,7 +160,7 @@ class DenseFamily:
         self._refuse("compute its outputs by its last tokens")
 
     def outputs_after(self, module: nn.Module, after: Sequence[Tensor], images: Tensor) -> Tensor:
-        """As `Network.outputs_after`."""
+        """The outputs [B, ...] for the tokens after each block (`BlockLayers.run`), and the images."""
         with ExitStack() as stack:
             for block, tokens in zip(self.blocks(module), after, strict=True):
                 stack.enter_context(returning(block.module, block.put_out(tokens)))

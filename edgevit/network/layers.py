@@ -75,7 +75,8 @@ class FfnLayer(SiteLayer[Ffn]):
 class BlockLayers:
     """The layers of one block; None: removed."""
 
-    module: nn.Module  # from tokens [B, N, d] to as many or fewer; `attn_mask` is added to the logits of its attention
+    # Block from tokens [B, N, d] to as many or fewer; `attn_mask` is added to the logits of its attention.
+    module: nn.Module
     attention: AttentionLayer | None
     ffn: FfnLayer | None
     tokens: int = 0  # number of tokens passed on; 0: all of the input
@@ -105,7 +106,7 @@ class BlockLayers:
         return tokens if self.restore is None else self.restore(tokens)
 
     def read(self) -> Block:
-        """Its weights, as views of the live parameters."""
+        """Return the block's weights, as views of the live parameters."""
         attention, ffn = self.attention and self.attention.read(), self.ffn and self.ffn.read()
         return Block(attention, ffn, self.tokens, self.merged, self.stage, self.shifted)
 

@@ -20,7 +20,7 @@ class Output(Protocol):
 
     @property
     def kind(self) -> OutputKind:
-        """Its name in files."""
+        """Name of this kind in files."""
 
     @property
     def noun(self) -> str:

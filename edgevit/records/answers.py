@@ -55,5 +55,7 @@ class PartAnswers:
     """Which images of one part the base and the model classify correctly among the target classes."""
 
     base_restricted: RightImages
-    derived: RightImages | None = None  # None: the derivation is unfinished
-    base_finetuned: RightImages | None = None  # None: the base was not fine-tuned
+    # Which images the model classifies correctly; None: the derivation is unfinished.
+    derived: RightImages | None = None
+    # Which images the fine-tuned base classifies correctly; None: it was not fine-tuned.
+    base_finetuned: RightImages | None = None

@@ -252,7 +252,7 @@ class SimilarityRecord:
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Of the base and of the model; None: not requested, or a slice that was not evaluated."""
+    """Accuracies of the base and of the model; None: not requested, or a slice that was not evaluated."""
 
     base_full_head: AccuracyRecord | None
     base_restricted: AccuracyRecord | None

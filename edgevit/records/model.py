@@ -77,7 +77,7 @@ class BlockDims:
 
     @property
     def sites(self) -> list[SiteKind]:
-        """The kinds of its sites."""
+        """Kinds of the block's sites: attention, FFN, or both."""
         return [kind for kind in SITE_AXES if self.has(kind)]
 
     def has(self, kind: SiteKind) -> bool:
@@ -102,7 +102,7 @@ class BlockDims:
 
     @property
     def head_widths(self) -> tuple[int, int]:
-        """Its QK and VO widths."""
+        """The QK and VO widths."""
         return self.qk, self.vo
 
     def with_head_width(self, width: int) -> BlockDims:
@@ -196,7 +196,7 @@ class Preprocessing:
     value_range: Annotated[float, Field(gt=0)] | None = None
 
     def plain(self) -> dict[str, object]:
-        """As a dict, without default values of the reading."""
+        """Return the settings as a dict, without default values of `exif` and `value_range`."""
         settings = asdict(self)
         return {**transform_settings(settings), **reading_settings(settings)}
 
@@ -286,7 +286,7 @@ class ModelSpec:
 
     @property
     def output_text(self) -> str:
-        """Name its output, for people."""
+        """Name the model's output, for people."""
         kind = self.output_kind
         texts: dict[str, str] = {"logits": "classes", "boxes": "boxes", "features": "features"}
         if self.tokens is not None:

@@ -162,7 +162,7 @@ class ModelFolder:
 
     @property
     def is_imported(self) -> bool:
-        """Whether it is of an imported ONNX file: it can be exported, but is not a base."""
+        """Whether the folder is that of an imported ONNX file, which can be exported but is no base."""
         return self.imported_file.is_file()
 
     def imported(self) -> ImportedDocument:

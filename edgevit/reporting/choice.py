@@ -119,8 +119,9 @@ AXES = (
 class Panel:
     """The comparable entries: those of one task at one place."""
 
-    task: AccuracyTask | None  # None: the folders of these models were not found
-    place: LatencyPlace | None  # None: nothing was measured
+    # Classes, images and base of the entries; None: the folders of these models were not found.
+    task: AccuracyTask | None
+    place: LatencyPlace | None  # conditions of the latencies; None: nothing was measured
     entries: tuple[Entry, ...]  # rows of the table, baselines first
     is_of_bases: bool = False  # whether all models are bases, and none was derived from them
     base: str = ""  # the base in words where models of several bases were judged on these images; empty: of one base

@@ -9,7 +9,7 @@ from edgevit.records.engine import EngineTensor
 from edgevit.records.precisions import FP32
 from edgevit.serving.model import ServedModel
 
-MOST_IMAGES = 8  # of an ONNX file with a dynamic batch
+MOST_IMAGES = 8  # largest batch of an ONNX file with a dynamic batch
 _LABELS = "labels.txt"
 _TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
 

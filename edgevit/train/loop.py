@@ -39,8 +39,8 @@ from edgevit.train.stopping import PATIENCE, Meeting
 from edgevit.train.validation import Keep, Validation
 
 _IGNORED = -100  # the target that cross_entropy ignores
-TRIAL_STEPS = 10  # at each learning rate that is tried
-_TRIAL_SHARES = (1.0, 0.3, 0.1, 0.03)  # of the highest learning rate, in the order in which they are tried
+TRIAL_STEPS = 10  # steps at each learning rate that is tried
+_TRIAL_SHARES = (1.0, 0.3, 0.1, 0.03)  # shares of the highest learning rate, in the order in which they are tried
 _TOLERATED = 1.25  # the validation loss after the trial, in units of that before it
 MANY = 10  # a training of fewer steps than so many trials has no trial
 

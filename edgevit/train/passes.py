@@ -25,7 +25,7 @@ from edgevit.train.memory import memory_bytes
 from edgevit.train.products import WIDE, exact_convolutions, exact_products, rounded_products
 from edgevit.train.settings import Training
 
-IMAGES = 64  # of one batch at most: larger batches are not faster
+IMAGES = 64  # most images of one batch: larger batches are not faster
 # Tokens of one batch at most: with gradients these are 2 GB of activations for DeiT-Base.
 TOKENS, TOKENS_WITH_GRADIENTS = 20_000, 2048
 # Values per token that are held at once, in units of the embedding width: for the widest block, or with gradients for

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-RIDGES = tuple(10 ** (exponent / 2) for exponent in range(-12, 5))  # of the variance of each feature, which is 1
-_TEMPERATURES = (1e-3, 1e4)  # between which one is searched
-FOLDS = 5  # of cross-validation
-ROUNDS = 60  # of the search, each of which leaves 0.618 of the interval
+# Ridges to choose from, in units of the variance of each feature, which is 1.
+RIDGES = tuple(10 ** (exponent / 2) for exponent in range(-12, 5))
+_TEMPERATURES = (1e-3, 1e4)  # range in which a temperature is searched
+FOLDS = 5  # folds of cross-validation
+ROUNDS = 60  # rounds of the search, each of which leaves 0.618 of the interval
 
 
 class Moments:

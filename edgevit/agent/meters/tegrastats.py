@@ -19,7 +19,7 @@ FIRST_LINE_S = (
     4.0  # that its first line may take: where the sensors wait for an average, it reads eight files of 430 ms
 )
 _PIPE_BYTES = 65536
-_READS = 4  # at a time, lest a program that never stops printing holds us up
+_READS = 4  # number of reads at a time, so that a program that never stops printing cannot block this one
 
 # JetPack 5 and 6 print VDD_IN 4761mW/4778mW (now/mean since its start), JetPack 7 one figure more.
 _RAIL = re.compile(r"\b(\w+) (\d{1,9})mW/")

@@ -170,7 +170,7 @@ class TensorrtLane:
         np.frombuffer(host, tensor.dtype)[:] = images.ravel()
 
     def parts_ns(self) -> dict[str, int]:
-        """Of the last inference, with transfers, by the GPU's clock."""
+        """Durations of the parts of the last inference, with transfers, by the GPU's clock."""
         elapsed = self._cuda.elapsed_ns
         return {
             "copy in": elapsed(self._begin, self._start),

@@ -48,7 +48,7 @@ Grouping = Literal["uniform", "isomorphic", "global"]
 AttentionUnits = Literal["widths", "heads", "both"]
 _SHARES = 40  # steps of the search for the share of heads and channels to remove
 _UNUSED = 2  # penalty of leaving a share of the budget unused, relative to a mismatch of shares of that size
-_NARROWEST = 1 / 8  # of the embedding
+_NARROWEST = 1 / 8  # smallest share of the embedding's width
 _KINDS = (*WIDTHS, "heads", "embed")
 
 

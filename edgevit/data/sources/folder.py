@@ -20,7 +20,7 @@ from edgevit.records.class_names import class_name as composed
 from edgevit.records.pictures import read_picture
 from edgevit.records.reading import AS_STORED, Reading
 
-NAMES: dict[Part, tuple[str, ...]] = {  # of the folders of each part
+NAMES: dict[Part, tuple[str, ...]] = {  # folder names of each part
     "train": ("train",),
     "validation": ("val", "valid", "validation"),
     "test": ("test",),

@@ -28,14 +28,14 @@ from edgevit.records.writing import cache_folder, file_sha256, new_folder, write
 
 logger = logging.getLogger(__name__)
 
-_LAYOUT = 1  # of the folders in the cache; one more where the same file would become another folder
+_LAYOUT = 1  # version of the cache's folders; raise it where the same file would become another folder
 FILES, TABLE = (
     "files",
     "labels.csv",
-)  # in a folder of the cache: what was packed, and labels that are no names of folders
+)  # names in a folder of the cache: the packed files, and labels that cannot name folders
 _LARGE_BYTES = 10**9
-_RATIO = 100  # of the unpacked size to the packed one, beyond which a large file is no data set
-_BLOCK_BYTES = 4096  # which the smallest file takes on a disk
+_RATIO = 100  # largest ratio of unpacked to packed size; a large file beyond it is no data set
+_BLOCK_BYTES = 4096  # space that the smallest file takes on a disk
 
 _Row = tuple[str, int | str, Part]  # file, label, part
 

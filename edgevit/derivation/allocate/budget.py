@@ -35,7 +35,7 @@ class Budget:
     quantity: Quantity | Measured
     limit: float
     base: float  # the base's cost in the same quantity
-    option: str  # as the user gave it, for messages and records
+    option: str  # the budget as the user gave it, for messages and records
     # The cost table of a budget in milliseconds or millijoules; None: MACs and parameters are counted.
     table: CostTable | None = None
     # The minimum sizes of the blocks that must be kept, by number; all others must be removed. None: any block may be

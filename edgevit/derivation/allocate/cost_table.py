@@ -62,7 +62,7 @@ _NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Origin(BaseModel, extra="forbid", frozen=True):
-    """The conditions under which a table was measured, which must be the same for its costs to hold."""
+    """The conditions under which a table was measured; its costs are valid under no others."""
 
     board: str | None = None  # fingerprint of the board; None: it was measured on another machine
     # Name of the processor of a machine that is not a board; None: it was measured on a board.
@@ -150,7 +150,7 @@ class BaseSizes(BaseModel, extra="forbid", frozen=True):
 
 
 def described(family: str, blocks: Sequence[BlockDims], geometry: Geometry) -> dict[str, Any]:
-    """Describe a base with these blocks, as `BaseSizes` without their sizes."""
+    """Return the fields of `BaseSizes` for a base with these blocks, without `blocks`."""
     first, stages = geometry.stages[0], []
     for number, stage in enumerate(geometry.stages):
         pairs = stage.tokens**2 if stage.pairs is None else stage.pairs

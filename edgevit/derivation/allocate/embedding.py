@@ -41,7 +41,7 @@ from edgevit.errors import BudgetError
 from edgevit.network.network import Network
 
 _STEPS = 12  # widths, evenly spaced
-_LEAST = 2  # of these steps that always remain
+_LEAST = 2  # smallest width in these steps
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from edgevit.network.anatomy import Axis, BlockDims, SizeAxis
 from edgevit.network.cost import Geometry
 from edgevit.records.model import HEAD_WIDTHS, WIDTHS
 
-_MULTIPLES = (1, 8, 16, 32, 64)  # of FFN widths and of the embedding
+_MULTIPLES = (1, 8, 16, 32, 64)  # allowed multiples of FFN widths and of the embedding
 
 
 @dataclass(frozen=True)

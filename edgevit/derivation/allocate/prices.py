@@ -25,7 +25,7 @@ from edgevit.errors import CostTableError
 from edgevit.network.anatomy import BlockDims
 from edgevit.records.model import HEAD_WIDTHS, WIDTHS, axis_name
 
-Measured = Literal["ms", "mj"]  # of one inference; of one image
+Measured = Literal["ms", "mj"]  # ms of one inference, or mJ of one image
 UNITS: dict[Measured, str] = {"ms": "ms", "mj": "mJ"}
 Part = Literal["fixed", "block", "attention", "ffn", "cut"]
 AXES: dict[Part, tuple[str, ...]] = {  # what the cost of a part depends on
@@ -37,7 +37,7 @@ AXES: dict[Part, tuple[str, ...]] = {  # what the cost of a part depends on
 }
 NAMES = ("outside the blocks", "attention", "FFN", "blocks beyond their attention and FFN")
 MOST_SAVED = 0.9  # largest saving of a block beyond the sum of its sites, as a share of its smallest attention
-DECIMALS = 9  # of an interpolated cost: costs are added as decimal numbers
+DECIMALS = 9  # decimals of an interpolated cost: costs are added as decimal numbers
 
 _Floats = NDArray[np.float64]
 
@@ -147,12 +147,12 @@ class Prices:
 
     @cached_property
     def attentions(self) -> SizeGrid:
-        """The costs by heads and width."""
+        """The costs of attentions by heads and width."""
         return self._site("attention")
 
     @cached_property
     def ffns(self) -> SizeGrid:
-        """The costs by width."""
+        """The costs of FFNs by width."""
         return self._site("ffn")
 
     def _site(self, part: Part) -> SizeGrid:

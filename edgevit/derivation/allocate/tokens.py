@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from edgevit.network.cost import Geometry
 
-_TILES = ((128, 64), (32, 16), (0, 8))  # from so many tokens on, the multiple that a matrix unit takes at once
+# Pairs of a least number of tokens, and the multiple that a matrix unit takes at once from it on.
+_TILES = ((128, 64), (32, 16), (0, 8))
 
 
 def tile_counts(geometry: Geometry) -> list[int]:

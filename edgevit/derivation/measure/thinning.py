@@ -16,8 +16,8 @@ from torch import Tensor
 
 from edgevit.network.network import Network
 
-ENOUGH_TOKENS = 25_000  # for any sum
-GROUPS = 2  # of images: what is fitted to some is judged on the others
+ENOUGH_TOKENS = 25_000  # number of tokens that is enough for any sum
+GROUPS = 2  # number of groups of images: what is fitted to one is judged on the others
 _RUN = 8  # neighbouring images in one group, as neighbours in a listing are often alike
 
 

@@ -29,16 +29,16 @@ from edgevit.records.model import reads_texts
 from edgevit.train.passes import Passes
 from edgevit.train.products import multiplies_bf16
 
-IMAGES = 300  # of the validation part at most: a difference of 4 points in one direction shows
+IMAGES = 300  # most validation images that are checked: a difference of 4 points in one direction shows
 _NORMALISATIONS = ((IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), ((0.5,) * 3, (0.5,) * 3), ((0.0,) * 3, (1.0,) * 3))
-_LEAST_IMAGES = 5  # of a class, to say which output answers for it
-_AGREEING = 3  # or so many, if one output answers all of them
+_LEAST_IMAGES = 5  # fewest images of a class from which the output that answers for it can be told
+_AGREEING = 3  # fewest images of a class if one output answers all of them
 _ACCEPT_WEAK, _ACCEPT_PREPROCESSING = "--accept-weak-base", "--accept-preprocessing"
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """Another preprocessing than the assumed one, and its effect on the base."""
+    """A preprocessing that differs from the assumed one, and its effect on the base."""
 
     option: str  # command-line options that select this preprocessing
     preprocessing: Mapping[str, Any]

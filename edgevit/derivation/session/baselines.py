@@ -160,7 +160,7 @@ def evaluate_derived(
 
 
 def _base_accuracy(base: Network, problem: Problem, part: Split) -> Accuracy:
-    """Accuracy of the base on a part of the images; the same for every derivation from it."""
+    """Accuracy of the base on a part of the images, cached for all derivations from it."""
     task, names = problem.task, problem.task.class_names
     key = {**problem.identity, "test": part.content_sha256(), "precision": problem.training.precision}
 

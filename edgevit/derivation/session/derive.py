@@ -60,7 +60,7 @@ class Derivation:
 
     @property
     def top1(self) -> float | None:
-        """Its accuracy among the target classes on the test images; None: it has none."""
+        """Accuracy of the model among the target classes on the test images; None: not measured."""
         accuracy = self.record.accuracy.derived
         return None if accuracy is None else accuracy.top1
 

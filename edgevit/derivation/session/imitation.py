@@ -27,8 +27,8 @@ from edgevit.train.detections import find_objects
 from edgevit.train.passes import Passes
 
 _KINDS: Mapping[str, OutputKind] = {"map:foreground": "foreground", "map:classes": "classes"}  # map: the base's own
-_MAP_IMAGES = 100  # the same for maps and for features of tokens, which have many values
-_UNIT_IMAGES = 1000  # of the training part at most, whose features give the unit of each channel
+_MAP_IMAGES = 100  # most images for maps and for features of tokens, which have many values
+_UNIT_IMAGES = 1000  # most training images whose features give the unit of each channel
 _NEIGHBOURS = 10  # nearest images, of which a derived model should have the same ones
 
 

@@ -34,10 +34,10 @@ from edgevit.derivation.solve.least_squares import least_of
 from edgevit.network.anatomy import Decoder, decoder
 from edgevit.train.products import exact_products
 
-_REFINING_STEPS = 6  # of 4 to 10 the best, or nearly, on both data sets at every width (decision 011)
-_REFINING_RIDGE = 1e-4  # in units of the mean square of what is kept
-_DECODER_RIDGE = 1e-3  # in units of the mean square of the normalised tokens, which is 1
-_DECODER_RIDGES = (10.0, 1.0, 0.1, 0.01, 1e-3)  # that may be chosen, the strongest first
+_REFINING_STEPS = 6  # number of steps: of 4 to 10 the best, or nearly, on both data sets at every width (decision 011)
+_REFINING_RIDGE = 1e-4  # ridge in units of the mean square of the encoded tokens
+_DECODER_RIDGE = 1e-3  # ridge in units of the mean square of the normalised tokens, which is 1
+_DECODER_RIDGES = (10.0, 1.0, 0.1, 0.01, 1e-3)  # ridges to choose from, the strongest first
 
 
 def flat_basis(width: int) -> Tensor:
@@ -51,7 +51,7 @@ def flat_basis(width: int) -> Tensor:
 
 
 def nested_basis(width: int) -> Tensor:
-    """As `flat_basis`, of Helmert's contrasts: the first d' - 1 use the first d' channels only, with a sum of zero.
+    """Helmert's contrasts [d, d - 1]: orthonormal; the first d' - 1 use the first d' channels only, with a sum of zero.
 
     So tokens of a network that is given this basis (`encoder`) hold their largest directions in their first channels,
     and its first d' channels are what it would be at that width (`prefix`), but for what all of them share.

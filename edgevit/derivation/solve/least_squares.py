@@ -33,8 +33,8 @@ from edgevit.errors import DataError
 from edgevit.network.anatomy import Ffn
 
 _TINY = torch.finfo(torch.float64).tiny
-_RIDGES = (inf, 10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4)  # that may be chosen, the strongest first
-SINGLE_RIDGE = 1e-3  # where no other images judge it
+_RIDGES = (inf, 10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4)  # ridges to choose from, the strongest first
+SINGLE_RIDGE = 1e-3  # ridge where no other images judge it
 _Refit = Literal["least_squares", "compensate", "remove"]
 
 

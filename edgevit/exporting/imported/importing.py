@@ -54,7 +54,7 @@ from edgevit.version import written_by
 
 Target = TypeVar("Target", bound=FilesRequest)
 _TOLERANCE = 1e-4  # relative L2 error of the imported file against the original
-_ROUNDED_TOLERANCE = 2e-2  # the same for a file that rounds: ONNX Runtime may fuse its nodes in another order
+_ROUNDED_TOLERANCE = 2e-2  # accepted error of a file that rounds: ONNX Runtime may fuse its nodes in another order
 _OUTPUT = Logits.noun
 _WRITER = "edgevit_version"  # metadata key of files that edgevit wrote
 

@@ -29,7 +29,7 @@ from edgevit.records.writing import file_sha256, new_folder
 
 _PARTS: tuple[JudgedPart, ...] = ("validation", "test")
 _BATCH = 32
-NAMES = "id2label in a config.json beside it"  # which names the outputs of a file
+NAMES = "id2label in a config.json beside it"  # what names the outputs of a file
 
 
 def check_classifier(file: Path) -> None:

@@ -25,7 +25,8 @@ from edgevit.records.model import BlockDims
 
 _NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
 _PASSING = ("Cast", "Identity", "Dropout", "QuantizeLinear", "DequantizeLinear")
-_MASKING = ("Add", "Sub", "Mul", "Div", "Where", "Reshape", *_PASSING)  # between a product and its softmax
+# Operators that may be between a product and its softmax.
+_MASKING = ("Add", "Sub", "Mul", "Div", "Where", "Reshape", *_PASSING)
 STEM, HEAD, WHOLE = "patch_embed", "head", "model"
 
 

@@ -14,8 +14,8 @@ from edgevit.errors import ExportError
 from edgevit.exporting.graph import PROTOBUF_LIMIT_BYTES
 from edgevit.exporting.session import GraphModel
 
-STEPS = 127  # of INT8 to each side of zero
-BINS = 2048  # of the histogram of magnitudes
+STEPS = 127  # steps of INT8 to each side of zero
+BINS = 2048  # bins of the histogram of magnitudes
 _COVERED = 0.9999  # share of the values within the range by "percentile"
 
 

@@ -25,7 +25,7 @@ from edgevit.exporting.int8.rescaling import rescale
 
 # The scale and zero point of each input and weight by its name, as ONNX Runtime's quantiser takes them.
 _Steps = dict[str, Any]
-_DAMPING = 0.01  # of a layer's moments, relative to their mean diagonal
+_DAMPING = 0.01  # damping of a layer's moments, relative to their mean diagonal
 _BLOCK = 128
 
 

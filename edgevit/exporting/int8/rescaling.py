@@ -18,10 +18,12 @@ from torch import Tensor
 from edgevit.exporting.int8.calibrating import STEPS, Inputs
 from edgevit.exporting.int8.linear import Linear, is_own, read_constant, write_constant
 
-_EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of ranges of inputs and of weights, in a scale
+# Exponents to choose from, by which ranges of inputs and of weights enter a scale.
+_EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _HALF_ROUNDING = 2.0**-11  # the largest relative error of a number of fp16
 WORTH = 0.5  # the largest share of the error that may be left where operations are inserted
-_PASSED = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather")  # between V and its layer
+# Operators that may be between V and its layer.
+_PASSED = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather")
 
 
 def rescale(model: ir.Model, layers: Sequence[Linear], inputs: dict[str, Inputs]) -> int:

@@ -26,10 +26,10 @@ from edgevit.network.output import Logits, Output
 from edgevit.progress import Progress
 from edgevit.records.export import Batch, Quantisation, QuantisedLayer, QuantisedStep
 
-_LEAST_IMAGES = 16  # to calibrate on
+_LEAST_IMAGES = 16  # fewest images for calibration
 _SENSITIVITY_IMAGES = 32
-_JUDGED_IMAGES = 500  # as of an engine
-_MOST_VALUES = 1 << 28  # of the outputs of all judged images: 1 GB in fp32
+_JUDGED_IMAGES = 500  # number of images that judge a choice of layers, as for an engine
+_MOST_VALUES = 1 << 28  # most values of the outputs of all judged images: 1 GB in fp32
 _BATCH = 16
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edgevit.jobs.fleet.plan import HourPrices, Stage
 from edgevit.jobs.fleet.states import JobState
 
-HEAD = ("stage", "jobs", "hours", "processor hours", "GPU hours")  # of `StageCost.cells`
+HEAD = ("stage", "jobs", "hours", "processor hours", "GPU hours")  # headings of the columns of `StageCost.cells`
 BOARD_HEAD = ("board", "minutes", "of these engines", "of these benches", "idle while a job waited")
 
 

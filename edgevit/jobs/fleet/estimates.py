@@ -20,10 +20,11 @@ from edgevit.jobs.runners import WORKER, Job, JobQueue, makespan
 from edgevit.network.network import Network
 
 PROCESS_BYTES = 800_000_000  # memory of Python with torch and images
-UNTRAINED_COPIES, TRAINED_COPIES = 4, 8  # of the weights: base, model and statistics; gradients, moments and teacher
+# Copies of the weights: base, model and statistics; with gradients, moments and teacher.
+UNTRAINED_COPIES, TRAINED_COPIES = 4, 8
 KEPT = 18  # numbers of the embedding's width that training keeps of each token and block, and 2 of each pair of a head
 HEAD_WIDTH = 64
-USUAL_STEPS, MEASURED_IMAGES = 1000, 3000  # where a method's own rule decides; images of statistics and accuracy
+USUAL_STEPS, MEASURED_IMAGES = 1000, 3000  # steps where a method's own rule decides; images of statistics and accuracy
 UNSEEN_S = {"export": 20.0, "engine": 240.0, "bench": 30.0}  # before the first of a stage has ended
 BASE = ("base", "checkpoint", "model_args")  # arguments that tell bases apart
 SHARE = 0.05  # largest share of the time that is spent on estimating the time left

@@ -75,7 +75,7 @@ class BoardEntry(NamedEntry):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Its options in a request."""
+        """Options of a request that select this board."""
         return {"board": self.address, "ssh_config": self.ssh_config, "profile": self.profile}
 
 

@@ -20,7 +20,7 @@ from edgevit.records.model_folder import ModelFolder
 # What a job waits for, by its place; at any other place, for that board.
 TURN = {WORKER: "for a worker", ALL_WORKERS: "until nothing else runs here"}
 VERBS = {"failed": "failed", "running": "runs", "waiting": "waits"}
-RECORD, RUNS = "job.json", "runs.jsonl"  # in the folder of a job
+RECORD, RUNS = "job.json", "runs.jsonl"  # file names in the folder of a job
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from edgevit.jobs.suite.files import Prepared
 from edgevit.jobs.suite.record import Figure, MeasuredNetwork
 from edgevit.records.precisions import PRECISIONS
 
-ENERGY_WINDOW_S = POWER_WINDOW_S  # of the one round that measures energy; in a shorter one its edges dominate
+ENERGY_WINDOW_S = POWER_WINDOW_S  # window of the one round that measures energy; in a shorter one its edges dominate
 
 
 def measured_network(

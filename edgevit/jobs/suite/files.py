@@ -64,7 +64,7 @@ class NetworkFiles:
         return Prepared(network, precision, placed)
 
     def discard(self, but: str | None = None) -> None:
-        """Remove the engines from the board, where there is little room, but for one network's."""
+        """Remove the engines of all networks but one from the board, where there is little room."""
         if paths := [path for name, path in self.engines.items() if name != but]:
             self.board.call("discard", paths=paths)
         self.engines = {name: path for name, path in self.engines.items() if name == but}

@@ -43,16 +43,16 @@ class SuiteNetwork:
         return SIZES[self.size]
 
     def cost(self) -> tuple[tuple[BlockDims, ...], Geometry]:
-        """Its blocks, and what else its MACs and parameters depend on."""
+        """Sizes of the blocks, and the geometry that MACs and parameters also depend on."""
         dims, geometry = shape_of(self.size, **self.args)
         return self.dims or dims, geometry
 
     def is_cut_from(self, size: str) -> bool:
-        """Whether it can have the weights of a dense network of this size: the same tokens and embedding."""
+        """Whether it can take the weights of a dense network of this size, because tokens and embedding are equal."""
         return self.size == size and set(self.args) <= {"depth"}
 
     def network(self, dense: Network | None = None) -> Network:
-        """Make it, cut from a dense network of its size, or with random weights."""
+        """Make the network, cut from a dense one of its size, or with random weights."""
         if dense is None:
             return random_network(self.timm_name, self.dims, self.args)
         return _first_of(dense, self.cost()[0])

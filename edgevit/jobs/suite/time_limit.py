@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-WINDOW_S, WARMUP_S = 0.5, 0.2  # of one run
+WINDOW_S, WARMUP_S = 0.5, 0.2  # durations of one run's window and warm-up
 # Estimates until a run was seen: to start a process that loads an engine, and to finish after the last question.
 START_S, END_S = 3.5, 5.0
 

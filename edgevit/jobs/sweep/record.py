@@ -62,7 +62,7 @@ class OnImages:
         return self.right / max(self.images, 1)
 
     def on(self, part: JudgedPart) -> RightCount | None:
-        """Its answers on this part; None: they are not recorded."""
+        """Right answers of the model on this part; None: not recorded."""
         return None if self.judged is None else RightCount.of(self.judged[part])
 
 
@@ -192,7 +192,7 @@ class Sweep:
         return min(as_good, key=lambda point: point.macs, default=None)
 
     def recalled(self) -> str | None:
-        """That the base was probably trained on the validation images; None: nothing says so."""
+        """A warning that the base was probably trained on the validation images; None: nothing suggests it."""
         if self.base is None or self.base.probes:  # probes are fitted to training images
             return None
         return recalled_text(self.base.on("validation"), self.base.on("test"))

@@ -66,10 +66,10 @@ class Interchange(Protocol):
         """timm's arguments of a network that the shapes of its weights do not say."""
 
     def timm_arguments(self, module: nn.Module, depth: int, embed: int, /) -> TimmArguments:
-        """As `Network.timm_arguments`."""
+        """timm's arguments, beyond those of the base, of a network that `resize` can convert to this one."""
 
     def plain_loader(self, module: nn.Module, /) -> str | None:
-        """As `Network.plain_loader`."""
+        """Lines of Python that create the module with torch and timm only; None: timm has no such modules."""
 
 
 class Family(Protocol):
@@ -90,7 +90,7 @@ class Family(Protocol):
         """The layers of each block, in order, with their frozen axes."""
 
     def ends(self, module: nn.Module, /) -> Ends:
-        """What it has before its first block and after its last."""
+        """The modules before the first block and after the last."""
 
     def geometry(self, module: nn.Module, /) -> Geometry:
         """The sizes that determine its cost, except those of its blocks."""

@@ -22,8 +22,8 @@ from edgevit.network.network import Network
 from edgevit.network.output import Logits
 from edgevit.train.passes import Passes
 
-_RIDGES = (1e-3, 1e-2, 1e-1)  # in units of the features' mean square
-ROUNDS = 100  # of L-BFGS
+_RIDGES = (1e-3, 1e-2, 1e-1)  # ridges to choose from, in units of the features' mean square
+ROUNDS = 100  # iterations of L-BFGS
 
 
 @dataclass(frozen=True)

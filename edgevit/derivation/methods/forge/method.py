@@ -61,7 +61,7 @@ from edgevit.train.passes import Observer
 from edgevit.train.settings import usual_steps
 
 NEEDS_LABELS = False
-_RIDGES = (1e-4, 1e-2, 0.3)  # of the order of neurons and their refit, in units of the neurons' mean square
+_RIDGES = (1e-4, 1e-2, 0.3)  # ridges of the order of neurons and their refit, in units of the neurons' mean square
 _PROBE = 8  # FFN curves are scaled to the loss measured at 1 / _PROBE of the width
 _ATTENTION_PROBE = 4  # curves of attention's directions, likewise at 1 / _ATTENTION_PROBE of queries and of values
 _PER_NEURON = 8  # least number of tokens per neuron of the widest FFN in second moments
@@ -74,7 +74,7 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
 
 
 def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
-    """Return what it may remove."""
+    """Return what the method may remove from a network."""
     blocks = network.read()
     return SearchSpace(
         heads=config.drop_heads,

@@ -27,10 +27,10 @@ from edgevit.network.network import Network
 
 # A plan with fewer tokens must lose less than this share of the first plan's loss: timm cannot express its model.
 CLEARLY = 0.9
-_SEARCHED_TOKENS = 6400  # for which a search solves its plans
-JUDGED_TOKENS = 50_000  # of the validation images by which a search judges its plans: 250 images of a DeiT
-_SWEPT_PARAMETERS = 10**8  # of the base, all plans together, that are solved in one sweep
-VALUES = 25_000_000  # of outputs at most, by which plans and heads are judged: 250 images with all tokens of a ViT-S
+_SEARCHED_TOKENS = 6400  # number of tokens for which a search solves its plans
+JUDGED_TOKENS = 50_000  # number of validation tokens by which a search judges its plans: 250 images of a DeiT
+_SWEPT_PARAMETERS = 10**8  # most parameters of the base, times the number of plans, that one sweep solves
+VALUES = 25_000_000  # most output values by which plans and heads are judged: 250 images with all tokens of a ViT-S
 _PER_INPUT = 16  # least number of tokens per neuron of the widest FFN in the sequential solution
 
 

@@ -29,7 +29,7 @@ from edgevit.network.padding import PictureAreas
 from edgevit.records.writing import writing
 from edgevit.train.passes import Observer, Passes, observed
 
-IN_MEMORY_BYTES = 2 * 10**9  # of tokens and inputs of sites; the rest is stored in files
+IN_MEMORY_BYTES = 2 * 10**9  # memory for tokens and inputs of sites; the others are stored in files
 _SITES = ("attention", "ffn")
 
 Keep = Callable[[int, Callable[[], Tensors]], Tensors]  # keep(layer, compute): the stored tensors, or compute and store

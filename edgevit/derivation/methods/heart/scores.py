@@ -37,10 +37,10 @@ MOST = 8  # images of one double backward pass, which takes several times the me
 class HessianScores:
     """The loss in nats of each token after each block but the last, and of each head: means over the images."""
 
-    ranked: Tensor  # [L - 1, M]: of the token with the least attention in the block, the second least, and so on
-    placed: Tensor  # [L - 1, M]: of the token at each position of the image (Eq. 5)
-    heads: tuple[Tensor, ...]  # [H_l] per block; empty in a block without attention
-    spearman: Tensor  # [L - 1]: rank correlation of attention and Hessian score, the mean over the images
+    ranked: Tensor  # [L - 1, M] loss of the token with the least attention in the block, the second least, and so on
+    placed: Tensor  # [L - 1, M] loss of the token at each position of the image (Eq. 5)
+    heads: tuple[Tensor, ...]  # [H_l] loss of each head, per block; empty in a block without attention
+    spearman: Tensor  # [L - 1] rank correlation of attention and Hessian score, the mean over the images
 
     def tensors(self) -> dict[str, Tensor]:
         named = {name: getattr(self, name) for name in ("ranked", "placed", "spearman")}

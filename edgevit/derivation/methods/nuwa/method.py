@@ -98,7 +98,7 @@ class Config:
 
 
 def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
-    """Return what it may remove."""
+    """Return what the method may remove from a network."""
     embed = embedding.narrowest(network, policy) if config.cut_embedding else 0
     more = {"cut_ffn": True, "cut_embedding": True}
     return SearchSpace(neurons=config.cut_ffn, embed=embed, images=config.calibration_images, more=more)

@@ -26,7 +26,7 @@ from edgevit.train.detections import box_precision, detector_loss
 from edgevit.train.order import sample_order
 from edgevit.train.passes import accuracy_of, weights_frozen
 
-MASK_LR, BETA_LR, WEIGHT_DECAY = 1e-3, 1e-1, 0.05  # of AdamW
+MASK_LR, BETA_LR, WEIGHT_DECAY = 1e-3, 1e-1, 0.05  # settings of AdamW
 EVALUATIONS = 10
 
 

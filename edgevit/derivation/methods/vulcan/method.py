@@ -75,7 +75,7 @@ class Config:
 
 
 def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
-    """Return what it may remove."""
+    """Return what the method may remove from a network."""
     return SearchSpace(images=config.calibration_images)
 
 

@@ -37,7 +37,7 @@ _HUGGING_FACE = [
     (r"^layernorm\.", "norm."),
     (r"^classifier\.", "head."),
 ]
-_TORCHVISION = [  # with stages at odd numbers, and the merging of tokens before each at even ones
+_TORCHVISION = [  # torchvision has stages at odd numbers, and the merging of tokens before each at even ones
     (r"^features\.0\.0\.", "patch_embed.proj."),
     (r"^features\.0\.2\.", "patch_embed.norm."),
     (r"^features\.(\d*[13579])\.(\d+)\.", lambda match: f"layers.{int(match[1]) // 2}.blocks.{match[2]}."),

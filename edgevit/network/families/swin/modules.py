@@ -193,7 +193,7 @@ class SwinStage(nn.Module):
 
     @property
     def shift(self) -> tuple[int, int]:
-        """That of every second block: half a window, and none along a side of a single one."""
+        """Shift of the windows in every second block, in tokens: half a window; 0 along a side with a single window."""
         sides = zip(self.windows.grid, self.windows.size, strict=True)
         rows, columns = (0 if side <= size else size // 2 for side, size in sides)
         return rows, columns
@@ -219,7 +219,7 @@ class TokenSwin(SwinTransformer):  # type: ignore[misc]
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """As timm's: the maps [B, d, H, W] of some stages, after the last tokens unless these are left out."""
+        """The maps [B, d, H, W] of some stages, after the last tokens unless left out, with timm's signature."""
         assert output_fmt == "NCHW", "as in timm"
         chosen, last = feature_take_indices(len(self.layers), indices)
         tokens, maps = self.patch_embed(x).flatten(1, 2), list[Tensor]()

@@ -76,11 +76,11 @@ _TORCHVISION = [
     (r"^(blocks\.\d+)\.mlp\.(3|linear_2)\.", r"\1.mlp.fc2."),
     (r"^heads\.(head|0)\.", "head."),
 ]
-_TORCHVISION_PREPROCESSING = {  # of its weights, and of its training recipe
+_TORCHVISION_PREPROCESSING = {  # settings of torchvision's weights, and of its training recipe
     "mean": list(IMAGENET_DEFAULT_MEAN), "std": list(IMAGENET_DEFAULT_STD), "crop_pct": 0.875,
     "interpolation": "bilinear",
 }  # fmt: skip
-_OFFICIAL = [  # of DINOv2 and DINOv3, and names of timm's class of DINOv3 that differ from its ViT
+_OFFICIAL = [  # names of DINOv2 and DINOv3, and those of timm's class of DINOv3 that differ from its ViT
     (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # chunks, in which blocks keep their numbers
     (r"^storage_tokens$", "reg_token"),
     (r"\.mlp\.w1\.", ".mlp.fc1_g."),
@@ -92,7 +92,8 @@ _OFFICIAL = [  # of DINOv2 and DINOv3, and names of timm's class of DINOv3 that 
     (r"\.attn\.v_bias$", ".attn.value.bias"),
 ]
 _CLASSIFIERS = ("head", "head_dist")
-_ELSEWHERE = ("dist_token", REGISTERS)  # of networks of other classes, or with other names
+# First parts of names that networks of other classes have, or that have another name in timm.
+_ELSEWHERE = ("dist_token", REGISTERS)
 _JOINED = {  # rows of one matrix in timm
     "attn.qkv": ("attn.query", "attn.key", "attn.value"),
     "mlp.fc1": ("mlp.gate_proj", "mlp.up_proj"),

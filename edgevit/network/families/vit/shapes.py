@@ -16,7 +16,7 @@ from edgevit.network.weights import TimmArguments, mlp_ratio
 
 _HEAD_WIDTH = 64  # width of a head in nearly every ViT
 PATCHES = "patch_embed.proj.weight"
-REGISTERS = "register_tokens"  # as DINOv2 has them, whose positions count the class token and no register
+REGISTERS = "register_tokens"  # name of DINOv2's registers; its positions count the class token and no register
 # Timm's name of the size, by embedding width.
 _SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge", 1536: "giant"}
 
