@@ -80,7 +80,7 @@ class Power:
 
     def _drawn(self, milliwatts: Sequence[float], start: int, end: int) -> float:
         """Energy between two times, in mW x ns: the integral of the readings, and what the sensor still owes."""
-        owed = _at(self.times_ns, milliwatts, end) - _at(self.times_ns, milliwatts, start)
+        owed = _interpolated(self.times_ns, milliwatts, end) - _interpolated(self.times_ns, milliwatts, start)
         return _integral(self.times_ns, milliwatts, start, end) + owed * (self.interval_ms or 0) * 1e6
 
     def window_s(self) -> float:
@@ -108,7 +108,7 @@ class Power:
         return cls(**{**data, **series})
 
 
-def _at(times: Sequence[int], values: Sequence[float], time: int) -> float:
+def _interpolated(times: Sequence[int], values: Sequence[float], time: int) -> float:
     """Linear between readings, and constant before the first and after the last."""
     i = bisect_left(times, time)
     if i == 0 or i == len(times):
@@ -120,7 +120,7 @@ def _at(times: Sequence[int], values: Sequence[float], time: int) -> float:
 def _integral(times: Sequence[int], values: Sequence[float], start: int, end: int) -> float:
     """By trapezoids, exact for what is linear between readings."""
     inside = [(time, value) for time, value in zip(times, values) if start < time < end]
-    points = [(start, _at(times, values, start)), *inside, (end, _at(times, values, end))]
+    points = [(start, _interpolated(times, values, start)), *inside, (end, _interpolated(times, values, end))]
     return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(points, points[1:]))
 
 

@@ -215,8 +215,8 @@ def in_turns(
     random = Random(seed)
     turns: list[list[MeasurementRequest]] = []
     for number in range(1, rounds + 1):
-        for alike in zip(*shapes, strict=True):
-            order = alike if number == 1 else random.sample(alike, len(alike))
+        for of_shape in zip(*shapes, strict=True):
+            order = of_shape if number == 1 else random.sample(of_shape, len(of_shape))
             numbered = [replace(request, round=number) for request in order]
             turns += [numbered] if alternate else [[request] for request in numbered]
     return turns
@@ -313,7 +313,7 @@ def take_turns(
         BoardError: the board was lost, the job failed there, or the runs are not those that were asked for.
     """
     args = {
-        "requests": [[asdict(request) for request in alike] for alike in turns],
+        "requests": [[asdict(request) for request in turn] for turn in turns],
         "profiled": [asdict(request) for request in profiled],
         "idle_s": _or(conditions.idle_s, _ON_A_BOARD_S) if setting.facts.has_power else 0.0,
         "power_mode": conditions.power_mode,
@@ -404,12 +404,12 @@ def dated(created: str, ahead_s: float, now: datetime | None = None) -> str:
     """
     now = now or datetime.now(timezone.utc)
     try:
-        at = datetime.fromisoformat(created)
-        at -= timedelta(seconds=ahead_s if abs(ahead_s) > CLOCK_OFF_S else 0.0)
-        possible = _OLDEST_RUN <= at <= now + timedelta(seconds=CLOCK_OFF_S)
+        created_at = datetime.fromisoformat(created)
+        created_at -= timedelta(seconds=ahead_s if abs(ahead_s) > CLOCK_OFF_S else 0.0)
+        possible = _OLDEST_RUN <= created_at <= now + timedelta(seconds=CLOCK_OFF_S)
     except (ValueError, TypeError, OverflowError):  # no time, or none of this calendar
         possible = False
-    return (at if possible else now).isoformat(timespec="seconds")
+    return (created_at if possible else now).isoformat(timespec="seconds")
 
 
 def _other_state(runs: Sequence[Run], conditions: Conditions, setting: Setting) -> str | None:

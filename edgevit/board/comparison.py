@@ -256,8 +256,8 @@ def compare_within(runs: Iterable[Run], *, force: bool = False) -> list[Comparis
             environments and not `force`.
     """
     groups = _groups(runs)
-    first = [alike for alike in groups if _model(alike.runs[0]) == _model(groups[0].runs[0])]
-    others = [alike for alike in groups if _model(alike.runs[0]) != _model(groups[0].runs[0])]
+    first = [member for member in groups if _model(member.runs[0]) == _model(groups[0].runs[0])]
+    others = [member for member in groups if _model(member.runs[0]) != _model(groups[0].runs[0])]
     if not others:
         raise RunsError(f"all runs are of {groups[0].name}: there is nothing to set against each other")
     partners = _Partners(first)
@@ -346,7 +346,7 @@ class _Group(Side):
 
 
 def _groups(runs: Iterable[Run]) -> list[_Group]:
-    return [_Group(alike) for alike in group(runs)]
+    return [_Group(members) for members in group(runs)]
 
 
 class _Partners:
@@ -354,10 +354,10 @@ class _Partners:
 
     def __init__(self, groups: Iterable[_Group]) -> None:
         self._groups: dict[tuple[object, ...], list[_Group]] = defaultdict(list)
-        for alike in groups:
-            for use in (alike.use, None):
-                self._groups[alike.shape, use].append(alike)
-                self._groups[alike.shape, use, alike.name].append(alike)
+        for member in groups:
+            for use in (member.use, None):
+                self._groups[member.shape, use].append(member)
+                self._groups[member.shape, use, member.name].append(member)
 
     def of_use(self, group: _Group) -> list[_Group]:
         """Groups of equal batch size, streams and use; if none has this use, groups of any use."""
@@ -419,8 +419,8 @@ def _compare_pairs(
         raise RunsError(f"no batch size in common: {_batches(before)} before, {_batches(after)} after")
     _refuse_different_use(pairs)
     for a, b in () if force else pairs:
-        for alike in _of_one_environment(a, b):
-            _refuse_different_environments(alike)
+        for runs in _of_one_environment(a, b):
+            _refuse_different_environments(runs)
     return [comparison for a, b in pairs for comparison in _compare(a, b, force=force)]
 
 
@@ -523,7 +523,7 @@ def _name(run: Run) -> str:
 def _batches(groups: Iterable[_Group]) -> str:
     return ", ".join(
         f"{batch} with {streams} streams" if streams > 1 else str(batch)
-        for batch, streams in sorted({alike.shape for alike in groups})
+        for batch, streams in sorted({member.shape for member in groups})
     )
 
 

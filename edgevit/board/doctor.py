@@ -282,9 +282,9 @@ def _disk(facts: BoardFacts, profile: Profile | None) -> Check | None:
     return None if free is None else _room("disk", free, _DISK_GIB, f" for {cache}", hint)
 
 
-def _room(name: str, free: int, limits: tuple[float, float], of: str, hint: str) -> Check:
+def _room(name: str, free: int, limits: tuple[float, float], place_text: str, hint: str) -> Check:
     enough, least = limits
-    actual = f"{free / _GIB:.1f} GiB free{of}"
+    actual = f"{free / _GIB:.1f} GiB free{place_text}"
     if free >= enough * _GIB:
         return Check(name, "ok", actual)
     return Check(name, "warning" if free >= least * _GIB else "problem", actual, f"{enough:g} GiB", hint)

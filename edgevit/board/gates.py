@@ -233,7 +233,7 @@ def verdicts_of(gates: Iterable[Gate], runs: Iterable[Run]) -> tuple[Verdict, ..
         GateError: a gate applies to none of the runs, and would pass silently.
     """
     groups = group(runs)
-    uses = list(dict.fromkeys(alike[0].use() for alike in groups))
+    uses = list(dict.fromkeys(runs_of_one_use[0].use() for runs_of_one_use in groups))
     verdicts = []
     for gate in gates:
         if len(uses) > 1:

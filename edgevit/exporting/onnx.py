@@ -310,7 +310,7 @@ def _description(source: Source, shape: Sequence[int], batch: Batch, written: _W
     }
 
 
-def _whole(
+def _written_detector(
     source: ModelSource,
     folder: ExportFolder,
     judging: Judging | None,
@@ -416,7 +416,7 @@ def export_files(request: FilesRequest, progress: Progress | None = None) -> Exp
             warnings += _doubts(source, checks["accuracy"])
         if request.whole and isinstance(source, ModelSource):
             with stages("write the whole detector"):
-                checks["whole"] = _whole(source, temporary, judging, request, images, stages.progress)
+                checks["whole"] = _written_detector(source, temporary, judging, request, images, stages.progress)
         record = ExportRecord(
             folder=folder.export.path,
             files=written.files(),

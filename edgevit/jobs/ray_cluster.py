@@ -151,7 +151,7 @@ class _Cluster:
                 path = str(Path(probe.name).absolute())
             look = self._ray.remote(_look)
             alive = {node["NodeID"]: node["NodeManagerHostname"] for node in self._ray.nodes() if node["Alive"]}
-            looks = [look.options(num_cpus=0, scheduling_strategy=self._on(node)).remote(path) for node in alive]
+            looks = [look.options(num_cpus=0, scheduling_strategy=self._only_on(node)).remote(path) for node in alive]
             answers = [(name, self._result(task)) for name, task in zip(alive.values(), looks, strict=True)]
         blind = []
         for name, answer in answers:
@@ -167,7 +167,7 @@ class _Cluster:
             blind += [] if sees else [name]
         return blind
 
-    def _on(self, node: str) -> Any:
+    def _only_on(self, node: str) -> Any:
         """Ray's scheduling strategy that runs a task on this node only."""
         return import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(node, soft=False)
 
@@ -217,7 +217,7 @@ class _Cluster:
         if job.on_gpu and self._resources.get("GPU"):
             options["num_gpus"] = 1
         if others := self._nodes_with_room(job):
-            options["scheduling_strategy"] = self._on(others[0])
+            options["scheduling_strategy"] = self._only_on(others[0])
         elif job.place != WORKER and job.place in self._ray.cluster_resources():
             options["resources"] = {job.place: 1}  # what no node offers any more, any node does
         return {**options, "max_retries": 0, "num_returns": 2}

@@ -19,7 +19,7 @@ _LARGEST_SIDE = 2**14
 _MOST_STAGES = 16
 
 
-def _whole(least: int, most: int) -> tuple[str, _Check]:
+def _whole_number(least: int, most: int) -> tuple[str, _Check]:
     return f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most
 
 
@@ -57,20 +57,20 @@ _NAME: tuple[str, _Check] = (
     lambda value: isinstance(value, str) and re.fullmatch(r"\w{0,40}", value) is not None,
 )
 _SHARE = _number(0, 1)
-HEADS, WINDOW = _whole(1, 4096), _whole(1, 2**10)
+HEADS, WINDOW = _whole_number(1, 4096), _whole_number(1, 2**10)
 
 # What timm's VisionTransformer, VisionTransformerDistilled, Eva and SwinTransformer are made with.
 KINDS: dict[str, tuple[str, _Check]] = {
     **dict.fromkeys(("img_size", "patch_size"), _SIDES),
-    "in_chans": _whole(1, 1024),
-    "num_classes": _whole(0, 2**31 - 1),
-    "embed_dim": _whole(1, 2**16),
-    "depth": _whole(1, 1024),
-    "depths": _by_stage(_whole(0, 1024)),
+    "in_chans": _whole_number(1, 1024),
+    "num_classes": _whole_number(0, 2**31 - 1),
+    "embed_dim": _whole_number(1, 2**16),
+    "depth": _whole_number(1, 1024),
+    "depths": _by_stage(_whole_number(0, 1024)),
     "num_heads": _either(HEADS, _by_stage(HEADS)),
     "window_size": _either(WINDOW, _by_stage(_either(WINDOW, _SIDES))),
-    **dict.fromkeys(("reg_tokens", "num_reg_tokens"), _whole(0, 4096)),
-    "swiglu_align_to": _whole(0, 4096),
+    **dict.fromkeys(("reg_tokens", "num_reg_tokens"), _whole_number(0, 4096)),
+    "swiglu_align_to": _whole_number(0, 4096),
     "mlp_ratio": _number(2**-10, 2**10),
     "init_values": _or_none(_number(-1e6, 1e6)),
     **dict.fromkeys(
@@ -92,9 +92,9 @@ KINDS: dict[str, tuple[str, _Check]] = {
         ("pos_embed", "rope_type", "norm_layer", "act_layer", "embed_norm_layer", "mlp_layer", "attn_layer"),
         _or_none(_NAME),
     ),
-    # Of BERT, which edgevit adds to timm's networks.
-    **dict.fromkeys(("vocab_size", "max_positions", "token_types", "tokens"), _whole(1, 2**24)),  # ids exact in fp32
-    "pad_token": _whole(0, 2**24),
+    # Of BERT, which edgevit adds to timm's networks. Ids up to 2**24 are exact in fp32.
+    **dict.fromkeys(("vocab_size", "max_positions", "token_types", "tokens"), _whole_number(1, 2**24)),
+    "pad_token": _whole_number(0, 2**24),
     "norm_eps": _number(0, 1),
     "rope_grid_offset": _number(-1e6, 1e6),
     "rope_temperature": _number(1e-6, 1e9),

@@ -313,12 +313,12 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor) -> tuple[in
     copied = family.build(module, [block.read() for block in blocks])
     without = [0 * t for t in tokens[1:]]  # which blocks return that are run by a second name, too, if it is copied
     of_copy, of_module = (family.outputs_after(network, without, images) for network in (copied, module))
-    if not (_alike(repeated, expected) and _alike(copied(images), expected) and _alike(of_copy, of_module)):
+    if not (_are_close(repeated, expected) and _are_close(copied(images), expected) and _are_close(of_copy, of_module)):
         raise UnsupportedModelError(f"a copy of {noun} has another output; {_MAY_READ.format(path)}")
     return family.read if _reads_alone(family, module, images, tokens, repeated) else ()
 
 
-def _alike(outputs: Tensor, expected: Tensor) -> bool:
+def _are_close(outputs: Tensor, expected: Tensor) -> bool:
     return outputs.shape == expected.shape and torch.allclose(
         outputs, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())
     )
@@ -349,6 +349,6 @@ def _reads_alone(
             narrowed = narrow(images)
     except Exception:  # of the user's code, for other shapes
         return False
-    return _alike(first, tokens[0] @ encode.to(first).mT) and torch.allclose(
+    return _are_close(first, tokens[0] @ encode.to(first).mT) and torch.allclose(
         narrowed, outputs, rtol=1e-5, atol=1e-5 * float(outputs.abs().max())
     )

@@ -191,7 +191,7 @@ def _check_plain(data: Any) -> None:
         if isinstance(value, dict):
             for key in value:
                 if not isinstance(key, str):
-                    under = f" under {_at(path)}" if path else ""
+                    under = f" under {_path_text(path)}" if path else ""
                     raise ValueError(f"has the key {format_value(key)}{under}: put it in quotes")
             parts: Iterable[tuple[Any, Any]] = value.items()
         elif all(map(_is_figure, value)):  # lists of latencies have hundreds of thousands
@@ -202,7 +202,7 @@ def _check_plain(data: Any) -> None:
             if isinstance(part, (dict, list)):
                 pending.append((part, (path, key) if depth >= 0 else None, depth + 1))
             elif not _is_figure(part) and (fault := _value_fault(part)):
-                raise ValueError(fault.replace(_PATH, _at((path, key) if depth >= 0 else None)))
+                raise ValueError(fault.replace(_PATH, _path_text((path, key) if depth >= 0 else None)))
 
 
 _PATH = "\0"  # placeholder in a fault, replaced by the path of the value, which contains no zero byte
@@ -223,7 +223,7 @@ def _is_figure(value: Any) -> bool:
     return (type(value) is int and abs(value) < 2**63) or (type(value) is float and isfinite(value))
 
 
-def _at(path: Any) -> str:
+def _path_text(path: Any) -> str:
     """A path, of nested pairs of a path and a key, with dots; None: the whole document."""
     keys: list[str] = []
     while path is not None:

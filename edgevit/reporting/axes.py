@@ -148,10 +148,12 @@ def places(runs: Iterable[Run]) -> list[LatencyPlace]:
         if run.session is not None:
             key = by_session.setdefault((run.session, *use), key)
         groups.setdefault(key, []).append(run)
-    ordered = sorted(groups.values(), key=lambda alike: (-len({run.model_sha256 for run in alike}), alike[0].batch))
+    ordered = sorted(groups.values(), key=lambda runs: (-len({run.model_sha256 for run in runs}), runs[0].batch))
     return [
-        LatencyPlace(title, alike[0].environment, alike[0].batch, alike[0].streams, alike[0].use(), tuple(alike))
-        for alike, title in zip(ordered, _titles([alike[0] for alike in ordered]), strict=True)
+        LatencyPlace(
+            title, members[0].environment, members[0].batch, members[0].streams, members[0].use(), tuple(members)
+        )
+        for members, title in zip(ordered, _titles([members[0] for members in ordered]), strict=True)
     ]
 
 
@@ -188,10 +190,10 @@ def _titles(firsts: Sequence[Run]) -> list[str]:
     """Name places; equal names are extended by all differences."""
     titles = [_title(run) for run in firsts]
     for title in {title for title in titles if titles.count(title) > 1}:
-        alike = [i for i, text in enumerate(titles) if text == title]
-        names = sorted({name for i in alike for name in firsts[i].environment})
-        differing = [name for name in names if len({firsts[i].environment.get(name) for i in alike}) > 1]
-        for i in alike:
+        equal = [i for i, text in enumerate(titles) if text == title]
+        names = sorted({name for i in equal for name in firsts[i].environment})
+        differing = [name for name in names if len({firsts[i].environment.get(name) for i in equal}) > 1]
+        for i in equal:
             differing_values = ", ".join(
                 f"{name.replace('_', ' ')} {firsts[i].environment.get(name, 'unknown')}" for name in differing
             )

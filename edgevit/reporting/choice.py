@@ -304,7 +304,7 @@ def not_shown(evidence: Evidence, shown: Sequence[Panel]) -> list[Skipped]:
 
 
 def _every_panel(evidence: Evidence, gates: Sequence[Gate]) -> list[Panel]:
-    at = places(evidence.runs)
+    measured_places = places(evidence.runs)
     in_folders = {digest for model in evidence.models for digest in model.files}
     measured = {run.model_sha256 for run in evidence.runs}
     tasks = _in_order(_tasks(evidence.models), measured)
@@ -312,11 +312,11 @@ def _every_panel(evidence: Evidence, gates: Sequence[Gate]) -> list[Panel]:
     for task, models in tasks:
         bases = [t.base for t, _ in tasks if t.base is not None and t.images_key == task.images_key]
         base = "" if task.base is None else task.base.difference(bases)
-        for place in _places_of(models, at) or (None,):
+        for place in _places_of(models, measured_places) or (None,):
             entries = tuple(_judged(entry, place, gates) for entry in _entries(models, place))
             panels.append(Panel(task, place, entries, is_of_bases=all(map(_is_base, models)), base=base))
     panels = [replace(panel, other_base=_more_accurate_base(panel, panels)) for panel in panels]
-    for place in at:
+    for place in measured_places:
         if strays := tuple(_judged(entry, place, gates) for entry in _without_folder(place, in_folders)):
             panels.append(Panel(None, place, strays))
     return panels
@@ -339,11 +339,11 @@ def _in_order(
     return [pair for _, pair in sorted(enumerate(tasks), key=rank)]
 
 
-def _places_of(models: Sequence[GatheredModel], at: Sequence[LatencyPlace]) -> list[LatencyPlace]:
+def _places_of(models: Sequence[GatheredModel], measured_places: Sequence[LatencyPlace]) -> list[LatencyPlace]:
     """The places at which the models were measured, or else their bases."""
     for some in ([model for model in models if not _is_base(model)], models):
         files = {digest for model in some for digest in model.files}
-        if measured := [place for place in at if place.runs_of(files)]:
+        if measured := [place for place in measured_places if place.runs_of(files)]:
             return measured
     return []
 
@@ -516,8 +516,8 @@ def _bytes(model: GatheredModel, place: LatencyPlace | None) -> int | None:
     """Bytes of the file of an unmeasured model that corresponds to the measured files of others."""
     if place is not None:
         exported = {} if model.export is None else model.export.files
-        alike = [exported[name].bytes for name in place.file_names if name in exported]
-        return alike[0] if len(alike) == 1 else None
+        sizes = [exported[name].bytes for name in place.file_names if name in exported]
+        return sizes[0] if len(sizes) == 1 else None
     file = model.folder.imported_onnx if model.imported is not None else model.folder.weights_file
     return file.stat().st_size if file.is_file() else None
 

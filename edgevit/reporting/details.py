@@ -50,22 +50,22 @@ class Confusions(TypedDict):
     cells: list[tuple[int, int, int]]
 
 
-def details(model: GatheredModel, evidence: Evidence, at: Sequence[LatencyPlace]) -> dict[str, object]:
+def details(model: GatheredModel, evidence: Evidence, compared: Sequence[LatencyPlace]) -> dict[str, object]:
     """The data of all plots of one model; unknown parts are empty."""
     points = max(_LEAST_POINTS, min(_POINTS, _ALL_POINTS // max(len(evidence.models), 1)))
-    placed = [(place, place.runs_of(model.files)) for place in at]
+    placed = [(place, place.runs_of(model.files)) for place in compared]
     measured = [(place, runs) for place, runs in placed if runs]
     return {
         "blocks": blocks(model),
         "embed": embed(model),
         "history": curves(model.history, points),
         "confusion": confusion(model),
-        "latency": [latency(place, alike) for place, runs in measured for alike in _by_file(runs)],
+        "latency": [latency(place, of_file) for place, runs in measured for of_file in _by_file(runs)],
         "power": [
             drawn
             for place, runs in measured
-            for alike in _by_file(runs)
-            if (drawn := _power_of(place, alike, points)) is not None
+            for of_file in _by_file(runs)
+            if (drawn := _power_of(place, of_file, points)) is not None
         ],
         "layers": [
             {"place": machine_name(profile.environment), **asdict(break_down(profile))}

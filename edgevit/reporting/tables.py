@@ -208,12 +208,12 @@ def _recommendation(panel: Panel) -> str:
     compared = "" if loss is None else f": {loss.text(panel.part)}"
     has = f"{base} has {100 * goal:.2f} %.{_level(panel)}"
     return (
-        f"{_which(panel)} whose accuracy is not below that of the base by more than chance{compared}. "
+        f"{_rank_text(panel)} whose accuracy is not below that of the base by more than chance{compared}. "
         f"{f'On the test images {has}' if panel.part == 'validation' else has[0].upper() + has[1:]}"
     )
 
 
-def _which(panel: Panel) -> str:
+def _rank_text(panel: Panel) -> str:
     """Describe the rank of the recommended model among those of known cost."""
     axis, models = panel.axes[0], len(panel.models)
     priced = sum(cost_on_axis(entry, axis) is not None for entry in panel.models)
@@ -381,7 +381,7 @@ def split_reasons(panels: Sequence[Panel]) -> list[str]:
     """Explain why there are several panels."""
     tasks = list({panel.task.images_key: panel.task for panel in panels if panel.task is not None}.values())
     bases = list(dict.fromkeys(panel.base for panel in panels if panel.base))
-    at = {id(panel.place): panel.place for panel in panels if panel.place is not None}
+    compared = {id(panel.place): panel.place for panel in panels if panel.place is not None}
     lines = []
     if len(tasks) > 1 and (differences := apart_tasks(tasks)):
         lines.append(
@@ -389,9 +389,9 @@ def split_reasons(panels: Sequence[Panel]) -> list[str]:
         )
     if bases:
         lines.append(f"{len(bases)} bases are kept apart, as models are judged against their own: {'; '.join(bases)}.")
-    if len(at) > 1 and (differences := apart(list(at.values()))):
+    if len(compared) > 1 and (differences := apart(list(compared.values()))):
         lines.append(
-            f"{len(at)} places of measurement are kept apart, as latencies do not compare: they differ in "
+            f"{len(compared)} places of measurement are kept apart, as latencies do not compare: they differ in "
             f"{'; '.join(differences)}."
         )
     return lines

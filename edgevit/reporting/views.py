@@ -72,9 +72,9 @@ def _task_words(task: AccuracyTask, panels: Sequence[Panel]) -> list[str]:
 def _apart(words: Mapping[int, Sequence[str]]) -> dict[int, str]:
     """Keep the words that not all titles share; all words if none remain."""
     common = set.intersection(*map(set, words.values())) if words else set()
-    alike = len({tuple(parts) for parts in words.values()}) <= 1
+    are_equal = len({tuple(parts) for parts in words.values()}) <= 1
     return {
-        key: "" if alike else ", ".join(word for word in parts if word not in common) or ", ".join(parts)
+        key: "" if are_equal else ", ".join(word for word in parts if word not in common) or ", ".join(parts)
         for key, parts in words.items()
     }
 
@@ -135,8 +135,8 @@ def panel_data(panel: Panel, ids: Mapping[str, str]) -> dict[str, object]:
 
 def model_view(model: GatheredModel, name: str, evidence: Evidence, panels: Sequence[Panel]) -> dict[str, object]:
     """A model for the template, and under `drawn` what the script draws of it."""
-    at = list({id(panel.place): panel.place for panel in panels if panel.place is not None}.values())
-    drawn, confused = details(model, evidence, at), confusion(model)
+    compared = list({id(panel.place): panel.place for panel in panels if panel.place is not None}.values())
+    drawn, confused = details(model, evidence, compared), confusion(model)
     return {
         "id": name,
         "name": model.name,
@@ -148,8 +148,8 @@ def model_view(model: GatheredModel, name: str, evidence: Evidence, panels: Sequ
         "classes": _class_rows(model),
         "confused": [list(map(str, pair.values())) for pair in (confused["pairs"] if confused else [])],
         "trained": model.derivation.format_training() if model.derivation is not None else "",
-        "measured": _measured(model, at),
-        "warnings": _warnings(model, at),
+        "measured": _measured(model, compared),
+        "warnings": _warnings(model, compared),
         "gates": _gates(model, panels),
         "engines": _engines(model),
         "attempts": [
@@ -224,10 +224,10 @@ def _class_rows(model: GatheredModel) -> list[list[str]]:
     return rows
 
 
-def _measured(model: GatheredModel, at: Sequence[LatencyPlace]) -> dict[str, object]:
+def _measured(model: GatheredModel, compared: Sequence[LatencyPlace]) -> dict[str, object]:
     """Every run, without the columns that none of them has."""
     rows = []
-    for place in at:
+    for place in compared:
         for run in place.runs_of(model.files):
             row = make_row(run)
             figures = [row.p50_ms, row.p90_ms, row.p99_ms]
@@ -238,14 +238,14 @@ def _measured(model: GatheredModel, at: Sequence[LatencyPlace]) -> dict[str, obj
     return {"head": [_HEAD[i] for i in used], "rows": [[row[i] for i in used] for row in rows]}
 
 
-def _warnings(model: GatheredModel, at: Sequence[LatencyPlace]) -> list[str]:
+def _warnings(model: GatheredModel, compared: Sequence[LatencyPlace]) -> list[str]:
     """Warnings about the runs, by place and conditions."""
     warnings = []
-    for place in at:
-        for alike in group(place.runs_of(model.files)):
-            subject = f"{place.title}, {alike[0].model}"
-            warnings += [f"{subject}: void: {reason}" for run in alike for reason in run.void()]
-            warnings += gather_warnings(alike, subject)
+    for place in compared:
+        for comparable in group(place.runs_of(model.files)):
+            subject = f"{place.title}, {comparable[0].model}"
+            warnings += [f"{subject}: void: {reason}" for run in comparable for reason in run.void()]
+            warnings += gather_warnings(comparable, subject)
     return list(dict.fromkeys(warnings))
 
 

@@ -80,7 +80,7 @@ class _Counts:
 
     def __init__(self, scores: Scores, dims: Sequence[BlockDims], geometry: Geometry, units: Units) -> None:
         self.dims, self.units, self.embed = dims, units, geometry.embed
-        self.at = cache(self._at)
+        self.remaining_at = cache(self._remaining_at)
         self.curves: dict[tuple[str, int], Curve] = {}
         removable = [*SITE_AXES["ffn"]]
         removable += HEAD_WIDTHS if units.attention != "heads" else ()
@@ -99,14 +99,14 @@ class _Counts:
     def _add(self, kind: str, block: int, scores: Tensor, unit_cost: int) -> None:
         self.curves[kind, block] = Curve(scores.double().sort(descending=True).values, unit_cost)
 
-    def _at(self, share: float) -> dict[tuple[str, int], float]:
+    def _remaining_at(self, share: float) -> dict[tuple[str, int], float]:
         """Count the remaining units by kind and block; the embedding counts as block 0."""
         if self.units.grouping == "uniform":
             return {key: len(curve.error) * (1 - share) for key, curve in self.curves.items()}
         return {key: n for keys, widths_at in self.ranked for key, n in zip(keys, widths_at(share), strict=True)}
 
     def wishes(self, share: float) -> list[Widths]:
-        remaining = self.at(share)
+        remaining = self.remaining_at(share)
         return [{axis: remaining.get((axis, i), d[axis]) for axis in WIDTHS} for i, d in enumerate(self.dims)]
 
 
@@ -144,7 +144,8 @@ def rank(
     minimum = budget.at_least or {}
     refused, best, best_gap = None, None, 1.0
     for share in (k / _SHARES for k in range(_SHARES)):
-        remaining, geometry = counts.at(share), geometry_at(_embed_width(counts, share, policy, budget.least_embed))
+        remaining = counts.remaining_at(share)
+        geometry = geometry_at(_embed_width(counts, share, policy, budget.least_embed))
         fewer = [_fewer_heads(i, d, remaining, policy, whole, minimum.get(i)) for i, d in enumerate(dims)]
         try:
             chosen = fit(counts.wishes, fewer, geometry, budget, policy)
@@ -173,7 +174,7 @@ def _embed_width(counts: _Counts, share: float, policy: Policy, least: int) -> i
     """Return the embedding's width when a share is removed, at least `least`, the budget's narrowest."""
     if not counts.units.embed or share == 0:
         return counts.embed
-    step, channels = policy.embed_step, counts.at(share)["embed", 0]
+    step, channels = policy.embed_step, counts.remaining_at(share)["embed", 0]
     return min(max(round(channels / step) * step, narrowest_by_rank(counts.embed, policy), least), counts.embed)
 
 
@@ -260,8 +261,8 @@ def choose_units(problem: Problem, options: RankOptions, scores: Scores, budget:
 
     dims = list(network.dims)
     with problem.stopwatch.stage("allocation"):
-        at, budget = cache(network.geometry_at), budget or problem.budget
-        return rank(scores, dims, at, geometry.embed, budget, problem.policy, units)
+        geometry_at, budget = cache(network.geometry_at), budget or problem.budget
+        return rank(scores, dims, geometry_at, geometry.embed, budget, problem.policy, units)
 
 
 def derive_by_rank(problem: Problem, options: RankOptions, scores: Scores) -> Derived:

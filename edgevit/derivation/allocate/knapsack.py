@@ -166,7 +166,7 @@ def _solve(blocks: Sequence[_Block], bin_size: int, room_bins: int) -> list[_Sel
         without = best
         ways: list[tuple[_Sites, list[tuple[_Steps, NDArray[Any]]]]] = []
         best = np.full(room_bins + 1, np.inf)
-        which: NDArray[Any] = np.zeros(room_bins + 1, np.int8)
+        taken_way: NDArray[Any] = np.zeros(room_bins + 1, np.int8)
         for sites, way in block.ways.items():
             reached, steps_of_way = without, []
             for front, offset in zip(way, block.offsets(way), strict=True):
@@ -174,25 +174,25 @@ def _solve(blocks: Sequence[_Block], bin_size: int, room_bins: int) -> list[_Sel
                 reached, selected = steps.take(reached, [front.choices[i].loss for i in steps.indices])
                 steps_of_way.append((steps, selected))
             better = reached < best
-            best, which = np.where(better, reached, best), np.where(better, len(ways), which)
+            best, taken_way = np.where(better, reached, best), np.where(better, len(ways), taken_way)
             ways.append((sites, steps_of_way))
         if block.dropped is not None:
             drop = without + block.dropped <= best
-            best, which = np.where(drop, without + block.dropped, best), np.where(drop, -1, which)
-        tables.append((ways, which))
+            best, taken_way = np.where(drop, without + block.dropped, best), np.where(drop, -1, taken_way)
+        tables.append((ways, taken_way))
     if not np.isfinite(best[-1]):
         return None
     selections: list[_Selection | None] = []
-    at = room_bins
-    for ways, which in reversed(tables):
-        if which[at] < 0:
+    bins_left = room_bins
+    for ways, taken_way in reversed(tables):
+        if taken_way[bins_left] < 0:
             selections.append(None)
             continue
-        sites, steps_of_way = ways[which[at]]
+        sites, steps_of_way = ways[taken_way[bins_left]]
         indices = []
         for steps, selected in reversed(steps_of_way):
-            j = int(selected[at])
-            at -= steps.bins[j]
+            j = int(selected[bins_left])
+            bins_left -= steps.bins[j]
             indices.append(steps.indices[j])
         selections.append((sites, indices[::-1]))
     return selections[::-1]

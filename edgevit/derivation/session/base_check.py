@@ -127,10 +127,10 @@ def in_rings(answer: Mapping[int, int]) -> dict[int, int]:
     """
 
     def returns(start: int) -> bool:
-        at: int | None = start
+        output: int | None = start
         for _ in answer:
-            at = answer.get(at) if at is not None else None
-            if at == start:
+            output = answer.get(output) if output is not None else None
+            if output == start:
                 return True
         return False
 

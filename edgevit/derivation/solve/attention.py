@@ -46,7 +46,7 @@ def _output_bias(part: Attention) -> Tensor | None:
     return folded if part.bo is None else part.bo + folded
 
 
-def _alike(pairs: Sequence[_Pair]) -> Iterator[list[int]]:
+def _groups_of_one_shape(pairs: Sequence[_Pair]) -> Iterator[list[int]]:
     """Group the attentions whose pairs have one shape: each group is one batched call."""
     for shape in sorted({(*a.shape, *b.shape) for a, b in pairs}):
         yield [i for i, (a, b) in enumerate(pairs) if (*a.shape, *b.shape) == shape]
@@ -57,7 +57,7 @@ def head_singular_values(parts: Sequence[Attention]) -> list[tuple[Tensor, Tenso
     spectra: list[dict[int, Tensor]] = [{}, {}]
     logits = [(b.wq.detach(), b.wk.detach()) for b in parts]  # Eq. 6 is over the weights alone
     for values, pairs in zip(spectra, (logits, [_vo_pair(b) for b in parts]), strict=True):
-        for members in _alike(pairs):
+        for members in _groups_of_one_shape(pairs):
             of_members = singular_values([pairs[i][0] for i in members], [pairs[i][1] for i in members])
             values.update(zip(members, of_members, strict=True))
     return [(spectra[0][i], spectra[1][i]) for i in range(len(parts))]
@@ -99,7 +99,7 @@ def _decompose(
 ) -> tuple[Spectrum, ...]:
     """Decompose each attention's product in the metrics of its two sides; None measures the weights."""
     spectra: dict[int, Spectrum] = {}
-    for members in _alike(pairs):
+    for members in _groups_of_one_shape(pairs):
         sides = [[pairs[i][side] for i in members] for side in (0, 1)]
         of_members = [None if m is None else [m[i] for i in members] for m in (metrics_a, metrics_b)]
         spectra.update(zip(members, decompose(*sides, *of_members), strict=True))

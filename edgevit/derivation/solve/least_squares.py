@@ -97,15 +97,15 @@ def refittable_mean(part: Ffn, mean: Tensor) -> Tensor:
 
 def least_of(ridges: Sequence[float], error: Callable[[float], float]) -> float:
     """Find the ridge of least error: go on from the middle one while the error falls. It should have one minimum."""
-    at = len(ridges) // 2
-    errors = {at: error(ridges[at])}
+    lowest = len(ridges) // 2
+    errors = {lowest: error(ridges[lowest])}
     for step in (1, -1):
-        while 0 <= (neighbour := at + step) < len(ridges) and neighbour not in errors:
+        while 0 <= (neighbour := lowest + step) < len(ridges) and neighbour not in errors:
             errors[neighbour] = error(ridges[neighbour])
-            if errors[neighbour] >= errors[at]:
+            if errors[neighbour] >= errors[lowest]:
                 break
-            at = neighbour
-    return ridges[at]
+            lowest = neighbour
+    return ridges[lowest]
 
 
 class Regression:

@@ -124,11 +124,11 @@ def _idle_s(board: str, states: Sequence[JobState]) -> float:
             changes += _change("ready", ready, span[0])
     counts: Counter[str] = Counter()
     idle = before = 0.0
-    for at, name, change in sorted(changes):
+    for time, name, change in sorted(changes):
         if counts["ready"] > 0 and counts["runs"] > 0 and not counts["on the board"]:
-            idle += at - before
+            idle += time - before
         counts[name] += change
-        before = at
+        before = time
     return idle
 
 

@@ -86,7 +86,7 @@ def _missed(record: SuiteRecord, runs: Sequence[Run], largest: str) -> Iterator[
 def _mixes(record: SuiteRecord, largest: str) -> Iterator[str]:
     rivals = [n for n in record.measured if n.name.startswith(f"{largest} 0.8 ") and n.figures]
     for batch in sorted({figure.batch for n in rivals for figure in n.figures}):
-        figures = {n.name: figure for n in rivals if (figure := _at(n, batch)) and not figure.void}
+        figures = {n.name: figure for n in rivals if (figure := _figure_at(n, batch)) and not figure.void}
         ratios = {name: figure.ratio for name, figure in figures.items() if figure.ratio is not None}
         if len(ratios) > 1:
             name = min(ratios, key=ratios.__getitem__)
@@ -114,7 +114,7 @@ def _roofline(record: SuiteRecord) -> Iterator[str]:
         yield f"At batch {batch} the networks reach {reached} of what the board can do at most."
 
 
-def _at(network: MeasuredNetwork, batch: int) -> Figure | None:
+def _figure_at(network: MeasuredNetwork, batch: int) -> Figure | None:
     return next((figure for figure in network.figures if figure.batch == batch), None)
 
 

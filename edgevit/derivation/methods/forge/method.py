@@ -186,8 +186,8 @@ def _block_curves(problem: Problem, config: Config, statistics: Sequence[BlockSt
             for ridge, curves in zip(_RIDGES, by_ridge, strict=True):
                 removal, losses = _removal(block.ffn, weights, s, ridge)
                 of_block, of_sites = (torch.full((count,), inf, dtype=torch.float64) for count in (1, 2))
-                at = torch.tensor([ridge], dtype=torch.float64)
-                curves.append(BlockCurves(s, of_qk, of_vo, sensitivities[i], removal, losses, of_block, of_sites, at))
+                used = torch.tensor([ridge], dtype=torch.float64)
+                curves.append(BlockCurves(s, of_qk, of_vo, sensitivities[i], removal, losses, of_block, of_sites, used))
             stage.update(i + 1)
     return _scaled(problem, config, blocks, by_ridge)
 
