@@ -442,7 +442,7 @@ _PLAIN: Dict[str, Callable[[Any], bool]] = {
     "float": lambda value: _is_int(value) or (type(value) is float and math.isfinite(value)),
     "Power": lambda value: isinstance(value, Power),
 }
-# Of each record, its fields with their annotations and what checks a value: a file may hold many runs.
+# The fields of each record, with annotations and checks of values, are kept: a file may have many runs.
 _CHECKS = {
     kind.__name__: [(field.name, str(field.type), _check_of(str(field.type))) for field in fields(kind)]
     for kind in (Power, Run)

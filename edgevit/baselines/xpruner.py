@@ -79,7 +79,7 @@ class _Masks:
 
         self.heads = [ones(d.heads) for d in dims]  # empty if the block lacks the site
         self.neurons = [ones(d.ffn) for d in dims]
-        self.labels = torch.empty(0, dtype=torch.int64)  # of the current batch
+        self.labels = torch.empty(0, dtype=torch.int64)  # labels of the current batch
 
     @property
     def all(self) -> list[Tensor]:

@@ -165,7 +165,8 @@ class Trtexec:
 
 
 ANSWERS: Mapping[str, Any] = {
-    **dict.fromkeys(MODULES, dict[str, Any]),  # of these nothing is read, or it is a record that is read elsewhere
+    # Nothing of these answers is read, or they are records that are read elsewhere.
+    **dict.fromkeys(MODULES, dict[str, Any]),
     "follow": JobOutcome,
     "hello": Hello,
     "size": Size,

@@ -254,7 +254,7 @@ class Agent:
                 "it needs a `python3` of 3.8 or newer on its PATH; try `sudo apt install python3` there"
             )
         if is_full(text):
-            free = re.search(r"(\d+) +\d+% +(/.*)$", text)  # of `df -Pk`
+            free = re.search(r"(\d+) +\d+% +(/.*)$", text)  # a line of `df -Pk`
             place = f" on {free[2]} ({int(free[1])} KiB free)" if free else ""
             return UnfitBoardError(f"{self.host} has no space left{place} for the agent in {folder}; make room")
         hint = ""

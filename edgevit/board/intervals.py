@@ -176,7 +176,8 @@ def _median(apart: Floats) -> tuple[float | None, float, float | None]:
 @lru_cache
 def _last_enough(count: int) -> tuple[int, float, float]:
     """The last k with c_k >= 95 % (see `_median`); c_k and c_(k + 1)."""
-    subsets, of_k, smaller = 2**count, 1, 0  # of `count` rounds: all subsets, those of k, those of fewer than k
+    # Numbers of subsets of the rounds: all, those of k rounds, those of fewer than k.
+    subsets, of_k, smaller = 2**count, 1, 0
     k, cover = 0, 1.0
     while True:
         smaller += of_k

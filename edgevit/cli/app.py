@@ -40,7 +40,7 @@ from edgevit.signals import sigterm_as_ctrl_c
 from edgevit.text import shortened
 from edgevit.version import written_by
 
-# As `edgevit --help` lists them.
+# Commands in the order in which `edgevit --help` lists them.
 _FIRST = (derive, sweep, export, bench, report, evaluate, compare, show, methods, board)
 _MORE = (base, package, fleet, derive_many, supernet, cost, ls, profiles, characterize, cache)
 COMMANDS = (*_FIRST, *_MORE)

@@ -56,7 +56,8 @@ def show(console: Console, report: Export) -> None:
     console.show(_files_table(report))
     if report.fusion:
         f = report.fusion
-        of = f"in {f.fused} of {f.blocks} blocks" if f.fused <= f.blocks else f"{f.fused} times"  # of unknown blocks
+        # More fused attentions than blocks: it is not known to which blocks they belong.
+        of = f"in {f.fused} of {f.blocks} blocks" if f.fused <= f.blocks else f"{f.fused} times"
         console.show(f"attention fused {of} by {f.compiler} {f.version} for {f.target}: {f.note}")
     if report.quantisation:
         console.show(_int8_line(report.quantisation))

@@ -38,7 +38,7 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
     of_base = geometry.with_embed(spec.base.embed or geometry.embed)
     title = "heads, their widths for queries and keys (QK) and for values (VO), and FFN neurons: now/in the base"
     blocks, base_blocks = geometry.placed(spec.blocks), of_base.placed(spec.base.blocks)
-    leave = ["tokens"] * any(block.tokens < block.stage.tokens for block in blocks)  # that reach the block
+    leave = ["tokens"] * any(block.tokens < block.stage.tokens for block in blocks)  # tokens that reach it
     columns = ("block", *leave, *map(axis_name, spec.blocks[0].sizes), "MACs", "of the base's")
     table = Table(*columns, title=("tokens that reach a block, " if leave else "") + title, title_justify="left")
     for column in table.columns[1:]:

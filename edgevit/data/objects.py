@@ -119,7 +119,7 @@ def _decoded(parts: Any, height: int, width: int) -> Any:
     if isinstance(parts, list) or isinstance(parts["counts"], list):
         parts = mask.frPyObjects(parts, height, width)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy 2, about how pycocotools makes an array
+        warnings.simplefilter("ignore", DeprecationWarning)  # a warning of NumPy 2 about how pycocotools makes an array
         return mask.decode(mask.merge(parts) if isinstance(parts, list) else parts)
 
 

@@ -97,7 +97,7 @@ def clear(folder: Path) -> list[CacheEntry]:
     removed = entries(folder)
     with writing(folder):
         for file in folder.glob("*"):
-            if file.is_dir() and not file.is_symlink():  # of a process that was killed while it wrote an entry
+            if file.is_dir() and not file.is_symlink():  # left by a process that was killed while it wrote an entry
                 shutil.rmtree(file)
             else:
                 file.unlink(missing_ok=True)
@@ -217,7 +217,7 @@ class Cache:
         except _Unusable as error:
             self.progress.warn(f"cached {kind} not used: {error}; working it out again")
             return None
-        with suppress(OSError):  # of a folder that may only be read; or another process has just made room
+        with suppress(OSError):  # the folder may only be read, or another process has just made room
             os.utime(file, follow_symlinks=False)  # it was used just now
         if file not in self.computed:
             self._report(kind, _metadata(file).get("processor", processor()))

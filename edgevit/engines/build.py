@@ -123,7 +123,7 @@ def _take_sample(
         )  # fmt: skip
         if sample is not None:
             return sample
-    if not isinstance(judging.output, Logits):  # of which only the target classes are sent
+    if not isinstance(judging.output, Logits):  # only the logits of the target classes are sent
         judging = judging.limited(max(most, LEAST_IMAGES))
     return take_sample(judging, reference, path, progress, workers=workers)
 

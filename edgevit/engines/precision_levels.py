@@ -144,7 +144,7 @@ class _Attempts(Generic[J]):
     def __init__(self, attempt: Callable[[PrecisionLevel], J]) -> None:
         self.attempt = attempt
         self.done: dict[PrecisionLevel, J] = {}
-        self.seconds = 0.0  # of the last attempt
+        self.seconds = 0.0  # duration of the last attempt
 
     def passes(self, level: PrecisionLevel) -> bool:
         if level not in self.done:

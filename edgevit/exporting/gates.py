@@ -31,14 +31,14 @@ OPERATORS = frozenset(
     TopK GatherElements ReduceSum Reciprocal
     """.split()  # noqa: SIM905
 )
-# Those of heads behind a Vision Transformer, likewise.
+# Operators of heads behind a Vision Transformer, all in TensorRT 8.5 and later.
 HEAD_OPERATORS = frozenset(
     """
     ConvTranspose Resize BatchNormalization InstanceNormalization MaxPool AveragePool GlobalAveragePool
     LeakyRelu PRelu HardSigmoid HardSwish Clip Pad DepthToSpace Max Min Neg Abs Exp Log Softplus Cast
     """.split()  # noqa: SIM905
 )
-# Those that find padding in ids.
+# Operators that find padding in ids.
 TEXT_OPERATORS = frozenset({"Equal", "And", "Where"})
 
 

@@ -75,7 +75,7 @@ def _sort(input, stable=True, dim=-1, descending=False):  # type: ignore[no-unty
 def _translations(opset: int) -> dict[Any, Any]:
     table = {
         torch.ops.aten.scaled_dot_product_attention.default: _attention,
-        torch.ops.aten.sort.stable: _sort,  # of token selection; unknown to the exporter
+        torch.ops.aten.sort.stable: _sort,  # token selection uses it, and the exporter does not know it
     }
     return table if opset >= _NATIVE_LAYER_NORM else {**table, torch.ops.aten.layer_norm.default: _layer_norm}
 

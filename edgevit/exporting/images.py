@@ -121,7 +121,7 @@ def _open_data(
         return open_unlabelled_task(data, outputs=1, **options)
     # For the data, the classes of a derived model are those of the base.
     names = subject.class_names or None
-    if subject.output_kind == "features":  # of images of any classes, or of none
+    if subject.output_kind == "features":  # features are judged on images of any classes, or without classes
         try:
             names = tuple(open_source(data).class_names)
         except DataError:

@@ -153,7 +153,7 @@ def place_input(received: Input, folder: Path, home: str, node: str, get: Any, u
                 _trim(store.parent)
         source = store / received.path
     with writing(target):
-        target.unlink(missing_ok=True)  # of an earlier try
+        target.unlink(missing_ok=True)  # a file of an earlier try
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(source)
 

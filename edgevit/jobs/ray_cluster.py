@@ -117,11 +117,11 @@ class _Cluster:
         _refuse_silent(address)
         _refuse_others(address)
         try:
-            with warnings.catch_warnings():  # of what is raised, too
+            with warnings.catch_warnings():  # also those about errors that are raised
                 warnings.simplefilter("ignore")
                 self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
         except (ConnectionError, ValueError, RuntimeError, self._ray.exceptions.RayError) as error:
-            self._ray.shutdown()  # of what has begun
+            self._ray.shutdown()  # also ends what has begun
             raise OptionError(_refusal(address, str(error), self._ray.__version__)) from error
         self._resources = self._ray.cluster_resources()
         nodes = [node["Resources"].get("memory", 0) for node in self._ray.nodes() if node["Alive"]]
@@ -129,7 +129,7 @@ class _Cluster:
         self._task = self._ray.remote(_on_node)
         self._threads = threads
         self._pieces: dict[Any, Piece] = {}
-        self._ended: list[tuple[Piece, Any]] = []  # that no node has to do anything for
+        self._ended: list[tuple[Piece, Any]] = []  # jobs for which no node has to do anything
         self._full: dict[str, set[str]] = defaultdict(set)  # nodes whose disk was full for a job, by its name
         try:
             self._blind = self._nodes_that_do_not_see_the_folder(address)
@@ -337,7 +337,7 @@ def _refuse_others(address: str) -> None:
     reasons[grpc.StatusCode.NOT_FOUND] = f"this is the port of Ray's client: try --ray {CLIENT}{address}"
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:  # as Ray
         try:
-            channel.unary_unary("/ray.rpc.RayletDriver/ClusterInfo")(b"", timeout=3 * CONNECT_S)  # of a client
+            channel.unary_unary("/ray.rpc.RayletDriver/ClusterInfo")(b"", timeout=3 * CONNECT_S)  # a client's address
         except grpc.RpcError as error:
             if reason := reasons.get(error.code()):
                 raise OptionError(f"no Ray cluster at {address}: {reason}") from error
@@ -346,7 +346,7 @@ def _refuse_others(address: str) -> None:
 def _refusal(address: str, text: str, version: str) -> str:
     """Why there is no connection, in one line, from the text of Ray's error and the version of Ray here."""
     reason = " ".join(FRAMES.split(text)[-1].split()).rstrip(".")
-    if "ersion mismatch" in reason:  # of Ray or Python, each named
+    if "ersion mismatch" in reason:  # the reason names the versions of Ray or Python
         return f"the Ray cluster at {address}: {reason}; install the same of both on all nodes"
     if address.startswith(CLIENT):  # somebody listens there
         return (
@@ -383,7 +383,7 @@ def _other_version(node: str, installed: str, version: str) -> str:
 def _on_node(folder: str, version: str, threads: int, piece: Piece, parcel: _Parcel | None = None) -> tuple[Any, Any]:
     """Do a piece on a node of the cluster; give its result, and the entries of the content cache that it made."""
     node = socket.gethostname()
-    if other := _other_version(node, written_by(), version):  # of a node that came later
+    if other := _other_version(node, written_by(), version):  # a node that came later has another version
         return JobsError(other), None
     torch.set_num_threads(threads)
     try:

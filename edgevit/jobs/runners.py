@@ -183,7 +183,7 @@ class JobQueue(Generic[P, R]):
             for name in job.needs:
                 self._dependents.setdefault(name, []).append(job.name)
         self._boards = {job.place: job.boards or (job.place,) for job in jobs if job.place not in (WORKER, ALL_WORKERS)}
-        self._board_of: dict[str, str] = {}  # of the jobs that run, by name
+        self._board_of: dict[str, str] = {}  # board of each running job, by the name of the job
         self._left_out: set[str] = set()  # boards
         self._running: Counter[str] = Counter()  # by place
         self._ready: dict[str, list[tuple[int, str]]] = {}  # heaps, by place

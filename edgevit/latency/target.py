@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgevit.board.bench import Setting
     from edgevit.derivation.allocate.cost_table import Origin
 
-# Of one run. A stack has many runs, each in turns with the base, so few samples are enough for their ratios.
+# Size of one run. A stack has many runs, each in turns with the base, so few samples are enough for their ratios.
 SAMPLES, WARMUP_S = 40, 0.2
 WINDOW_S, POWER_WINDOW_S = 0.4, 3.0  # the rails' sensors average over 0.43 s
 

@@ -57,7 +57,7 @@ def attention_terms(*, biases: bool, vectors: int, per_head: int = 0) -> SiteTer
         vectors: its vectors of embedding width: norm, LayerScale, output bias.
         per_head: parameters of a head that do not depend on its widths, such as biases by relative position.
     """
-    macs = [Term(1, ("tokens", "embed"))]  # of its norm
+    macs = [Term(1, ("tokens", "embed"))]  # MACs of the site's norm
     params = [Term(vectors, ("embed",)), Term(per_head, ("heads",))]
     for width, matrices, bias in (("qk", 2, 2), ("vo", 2, 1)):
         macs += [Term(2, ("tokens", "embed", "heads", width)), Term(1, ("pairs", "heads", width))]

@@ -289,7 +289,7 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor) -> tuple[in
         )
     try:
         repeated = family.outputs_after(module, tokens[1:], images)
-    except Exception as error:  # of the user's code
+    except Exception as error:  # the user's code may raise anything
         raise UnsupportedModelError(
             f"{noun} raises {type(error).__name__} where the blocks of its {path} return tokens and run none of their "
             f"layers; {_MAY_READ.format(path)}"
@@ -347,7 +347,7 @@ def _reads_alone(
                 after = tokens[i + 1]
                 stack.enter_context(returning(block.module, after if i in family.read else after[..., : len(encode)]))
             narrowed = narrow(images)
-    except Exception:  # of the user's code, for other shapes
+    except Exception:  # the user's code may raise anything for other shapes
         return False
     return _are_close(first, tokens[0] @ encode.to(first).mT) and torch.allclose(
         narrowed, outputs, rtol=1e-5, atol=1e-5 * float(outputs.abs().max())

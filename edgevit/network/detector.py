@@ -178,7 +178,7 @@ def rest_macs(pyramid: Pyramid, input_size: Sequence[int]) -> tuple[int, int] | 
     levels = pyramid._named(next(pyramid.parameters()).new_zeros(1, *input_size))
     with FlopCounterMode(display=False) as counter:
         try:
-            if hasattr(detector, "head"):  # of one stage
+            if hasattr(detector, "head"):  # a detector of one stage
                 detector.head([*levels.values()])
                 return counter.get_total_flops() // 2, 0
             heads, rpn = detector.roi_heads, detector.rpn

@@ -111,7 +111,7 @@ def _read(path: Path) -> Any:
     with reading(path):
         is_safetensors = _is_safetensors(path)
     with reading(path), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch about old formats
+        warnings.simplefilter("ignore")  # torch's warnings about old formats
         return load_file(path) if is_safetensors else _load_data(path)
 
 

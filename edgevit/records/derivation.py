@@ -30,7 +30,7 @@ _Part = Literal["train", "validation", "test"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 _Number = int | float
 JudgedPart = Literal["validation", "test"]  # parts on which models are evaluated
-# Of a model against a measured budget: at most 3 % under it, further under it, or over it.
+# How a model compares with a measured budget: at most 3 % under it, further under it, or over it.
 Outcome = Literal["met", "under", "over"]
 
 
@@ -181,7 +181,7 @@ class MetRecord:
     # Measured values of model and base at verification, not ratios: both include what slowed the machine.
     clock: _Number | None = None
     base_clock: _Number | None = None
-    # Of one of several budgets, the options that determine the result. None: the only budget.
+    # Options that determine the result, if this is one of several budgets; None: the only budget.
     request: dict[str, Any] | None = None
 
     @property
@@ -473,7 +473,7 @@ class DerivationRecord:
     met: MetRecord | None = None  # the search for a measured budget; None: the budget was not measured
     # Correct predictions on the validation part; None: a slice without images.
     validation: ValidationRecord | None = None
-    # Of model.safetensors; None: it is not written yet.
+    # Hash of model.safetensors; None: it is not written yet.
     weights_sha256: Sha256 | None = field(default=None, compare=False)
     job: Sha256 | None = None  # hash of the job in a jobs file; None: the derivation is not from a jobs file
     # Which images are classified correctly, by part; None: a slice without images.

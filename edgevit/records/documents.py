@@ -253,7 +253,7 @@ def _format_validation(error: ValidationError, kind: Any) -> str:
         close = get_close_matches(shortened(str(first["loc"][-1])), keys, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(keys)}"
         return f"has the unknown key {path!r}; {hint}"
-    if first["type"] == "value_error":  # of a check of the record itself
+    if first["type"] == "value_error":  # raised by a check of the record itself
         return f"is wrong{f' in {path}' if path else ''}: {first['msg'].removeprefix('Value error, ')}"
     expected = first["msg"].replace("Input should be", "expected")
     return f"has {format_value(first['input'])}{f' as {path}' if path else ''}, {expected[:1].lower()}{expected[1:]}"

@@ -56,7 +56,7 @@ def in_use(folder: Path) -> Iterator[None]:
     """Hold an existing folder until the block or the process ends; several may, and `is_held` is true meanwhile."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # of a file system without locks
+        with suppress(OSError):  # a file system may have no locks
             fcntl.flock(handle, fcntl.LOCK_SH)
         yield
     finally:

@@ -108,7 +108,7 @@ def to_rgb(image: Image.Image, reading: Reading = AS_STORED) -> Image.Image:
     if turned != 1:
         image = image.transpose(_UPRIGHT[turned])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a palette with transparency
+        warnings.simplefilter("ignore")  # warnings about a palette with transparency
         return image if image.mode == "RGB" else image.convert("RGB")
 
 
@@ -165,7 +165,7 @@ def reading_picture(name: str, hint: str) -> Iterator[None]:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of invalid EXIF
+            warnings.simplefilter("ignore")  # warnings about invalid EXIF
             yield
     except UNREADABLE as error:
         raise DataError(f"cannot read {name}: {why_unreadable(error)}; {hint}") from error

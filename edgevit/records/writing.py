@@ -138,7 +138,7 @@ def write_whole(file: Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
         return
     temporary = file.with_name(file.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # of a killed process, or a link by another user
+    temporary.unlink(missing_ok=True)  # a file of a killed process, or a link by another user
     try:
         with temporary.open("x", encoding="utf-8") as opened:
             opened.write(text)

@@ -225,7 +225,7 @@ class Panel:
         """The most accurate of the models whose cost equals the least within the intervals."""
         by_cost = self._by_cost()
         level = [entry for entry in by_cost if are_level(entry, by_cost[0], self.axes[0])]
-        return max(level, key=self.merit, default=None)  # of equals the first, which is cheaper
+        return max(level, key=self.merit, default=None)  # among equals the first, which is cheaper
 
     def derived(self) -> Entry | None:
         """The recommended one of the models that are not ready-made, or else the most accurate."""
@@ -618,7 +618,7 @@ def _compared(before: Sequence[Run], after: Sequence[Run]) -> Comparison | None:
     if not before or not after or before[0].model_sha256 == after[0].model_sha256:
         return None
     sessions = {run.session for run in after} - {None}
-    if shared := [run for run in before if run.session in sessions]:  # of a base, few of its many runs
+    if shared := [run for run in before if run.session in sessions]:  # a base has many runs, of which few are shared
         created: dict[str, list[str]] = {session: [] for session in sorted({str(run.session) for run in shared})}
         for run in (*shared, *after):
             if run.session in created:

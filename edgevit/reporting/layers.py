@@ -20,7 +20,7 @@ PARTS: tuple[_Part, ...] = (
     "embedding",  # patches, class token, positions
     "attention",
     "FFN",
-    "norms",  # of the blocks, and the last one
+    "norms",  # norms of the blocks, and the last norm
     "residuals",  # what else there is in a block: sums, LayerScale
     "head",
     "not shown",  # layers that the runtime shows as one, over several modules
@@ -116,7 +116,7 @@ def place_of_layer(layer: Layer) -> LayerPlace:
     candidates = [(_size(node), place) for node in layer.nodes if (place := place_of(node)) is not None]
     if not candidates:
         return LayerPlace(None, "no known name")
-    if OPAQUE in layer.name and len({place for _, place in candidates}) > 1:  # of which only the two ends are known
+    if OPAQUE in layer.name and len({place for _, place in candidates}) > 1:  # only the ends of such a layer are known
         return LayerPlace(None, "not shown")
     return min(candidates, key=lambda candidate: (candidate[0], PARTS.index(candidate[1].part)))[1]
 

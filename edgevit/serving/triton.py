@@ -39,7 +39,7 @@ def write_triton(served: ServedModel, folder: Path) -> list[str]:
     model, classes = folder / served.name, served.export.classes
     (model / "1").mkdir(parents=True)
     served.copy(model / "1" / ("model.plan" if served.engine else "model.onnx"))
-    # Of a fixed batch Triton would classify all values as one image's.
+    # With a fixed batch Triton would classify all values as those of one image.
     labels = bool(classes) and (served.is_dynamic or served.images.shape[0] == 1)
     if labels:
         served.check_classes("triton", "\n")

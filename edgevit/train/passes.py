@@ -77,7 +77,7 @@ class Passes:
         held = HELD_WITH_GRADIENTS * len(network.block_modules) if gradients else HELD
         room = memory_bytes(self.compute.device) // 4 // (4 * held * geometry.embed)
         stages = [geometry.stages[dims.stage] for dims in network.dims]
-        values = sum(stage.tokens * stage.embed for stage in stages) / len(stages)  # of the tokens at a block
+        values = sum(stage.tokens * stage.embed for stage in stages) / len(stages)  # in the tokens at a block
         most = int(min(tokens, room) * geometry.embed / values)
         return max(min(IMAGES, most), 1)
 

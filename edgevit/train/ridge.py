@@ -30,8 +30,8 @@ class Moments:
         """Take the labels of all images to come; every class must have some."""
         counts = torch.bincount(torch.tensor(labels)).double()
         self.each = 1 / (len(counts) * counts)  # [C], the weight of an image of each class
-        self.sums = torch.zeros(len(counts), width, dtype=torch.float64)  # of each class's features
-        self.products = torch.zeros(width, width, dtype=torch.float64)  # of features with one another
+        self.sums = torch.zeros(len(counts), width, dtype=torch.float64)  # sums of each class's features
+        self.products = torch.zeros(width, width, dtype=torch.float64)  # sums of the products of features
 
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Add images by their features [B, d] in fp64 and labels [B]."""

@@ -107,7 +107,7 @@ class Meter:
             power: Dict[str, Any] = self.client.power if self.client.ok(spin=True) else {}
             total = power.get("tot", {})
             return {**power.get("rail", {}), **({total["name"]: total} if "name" in total else {})}
-        except Exception as error:  # of any kind, as above: `ok` raises what the client's thread has met since
+        except Exception as error:  # any kind, as above: `ok` raises the error that the client's thread has met since
             self.reason, self.client = f"jtop: {error!r}", None
             return {}
 

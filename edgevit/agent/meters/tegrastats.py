@@ -15,9 +15,7 @@ from ..power import PowerFigures, Rails, Readings
 from . import ina3221
 
 _INTERVAL_MS = 100
-FIRST_LINE_S = (
-    4.0  # that its first line may take: where the sensors wait for an average, it reads eight files of 430 ms
-)
+FIRST_LINE_S = 4.0  # time for its first line: where sensors wait for an average, it reads eight files at 430 ms each
 _PIPE_BYTES = 65536
 _READS = 4  # number of reads at a time, so that a program that never stops printing cannot block this one
 
@@ -47,7 +45,7 @@ class Meter:
         self.readings = Readings("tegrastats", total)
         self.process: subprocess.Popen[bytes] | None = None
         self.unfinished = b""
-        self.printed = False  # at least one line, with rails or without
+        self.printed = False  # whether it has printed a line, with rails or without
 
     def __enter__(self) -> Meter:
         if self.program:

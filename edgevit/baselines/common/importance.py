@@ -68,7 +68,7 @@ def group_sums(values: Network) -> Scores:
     """Sum the values of each group; `values` is a network with a value in place of each weight."""
     blocks = values.read()
     last = [block for block in blocks if block.stage == blocks[-1].stage]
-    width = values.geometry.embed  # of each of the vectors that a head reads side by side
+    width = values.geometry.embed  # width of each vector that a head reads side by side
     read = [layer.weight.double().sum(0).reshape(-1, width).sum(0) for layer in values.ends.classifiers]
     embed = torch.stack([*map(_channels, last), *read])
     return Scores([_of_block(block) for block in blocks], embed.sum(0).cpu())

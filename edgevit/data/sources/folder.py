@@ -110,7 +110,9 @@ def _upwards(path: str) -> Iterator[str]:
 
 def _part_folders(root: Path) -> tuple[Path | None, Path | None, Path | None]:
     """The folders of the training, validation and test part, as far as they are there."""
-    folders = {name.lower(): path for name, path in _class_folders(root).items()}  # of Train and train, the latter
+    folders = {
+        name.lower(): path for name, path in _class_folders(root).items()
+    }  # if both Train and train exist, train
     train, validation, test = (next((folders[n] for n in names if n in folders), None) for names in NAMES.values())
     return train, validation, test
 

@@ -79,7 +79,7 @@ def _load(file: Path, kind: str) -> tuple[tuple[int, ...], bytes]:
         raise DataError(f"cannot read {file}: {error}; {_AGAIN}") from error
     dimensions = _DIMENSIONS[kind]
     expected = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
-    start = 4 + 4 * dimensions  # of the values
+    start = 4 + 4 * dimensions  # offset of the values
     if content[:4] != expected or len(content) < start:
         header = content[:4].hex(" ") or "nothing"
         raise DataError(f"{file} begins with {header}, expected {expected.hex(' ')} for {kind} of bytes; {_AGAIN}")

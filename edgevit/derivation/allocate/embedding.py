@@ -130,7 +130,7 @@ class Slices:
             "judged": self.judged.content_sha256(),
             "seed": problem.training.seed,
         }
-        self.outputs: Tensor | None = None  # of the base
+        self.outputs: Tensor | None = None  # outputs of the base; None: not computed yet
         self.slices = dict[int, tuple[Tensor, float]]()
         # Dozens of plans of a search share a few widths, whose decoders take seconds and many megabytes.
         self._plan = lru_cache(maxsize=4)(lambda width: self._planned(self._slice(width)[0]))

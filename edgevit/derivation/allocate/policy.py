@@ -253,7 +253,7 @@ def _fit_by_table(
     def excess(k: int) -> float:
         return (widths[k] - knobs[k].wish) / knobs[k].step
 
-    while not fits(knobs, widths):  # at a rate of 1 a method may still request more
+    while not fits(knobs, widths):  # even at a rate of 1 a method may request more than fits
         k = max((k for k in range(len(knobs)) if widths[k] > knobs[k].minimum), key=excess)
         widths[k] = max(widths[k] - knobs[k].step, knobs[k].minimum)
     open_ = set(range(len(knobs)))  # knobs that may still be widened

@@ -44,7 +44,7 @@ def adaptive_widths(scores: Sequence[Tensor], minimum: int = 1) -> Callable[[flo
     # The `minimum` largest of each block are never removed.
     losable = [torch.sort(s, stable=True).values[:n] for s, n in zip(scores, spare, strict=True)]
     owner = torch.repeat_interleave(torch.arange(len(scores)), torch.tensor(spare))
-    owner = owner[torch.argsort(torch.cat(losable), stable=True)]  # of every neuron, in the order of removal
+    owner = owner[torch.argsort(torch.cat(losable), stable=True)]  # owner of every neuron, in the order of removal
     total = sum(sizes)
 
     def widths_at(rate: float) -> list[int]:
@@ -157,7 +157,7 @@ def widths_by_error(curves: Sequence[Curve]) -> Callable[[float], list[int]]:
     # A unit counts at least as much as later ones, which are removed first.
     worth = [torch.cummax(c.error.flip(0), 0).values.flip(0) / c.unit_cost for c in curves]
     owner = torch.repeat_interleave(torch.arange(len(curves)), torch.tensor([len(w) for w in worth]))
-    owner = owner[torch.argsort(torch.cat(worth), stable=True)]  # of every unit, in the order of removal
+    owner = owner[torch.argsort(torch.cat(worth), stable=True)]  # owner of every unit, in the order of removal
     spent = torch.tensor([float(c.unit_cost) for c in curves], dtype=torch.float64)[owner].cumsum(0)
 
     def widths_at(rate: float) -> list[int]:

@@ -35,7 +35,7 @@ class AffineReplacement:
         return tokens + affine if self.branch.joined is None else self.branch.joined(tokens, affine)
 
 
-# Of a block's attention and FFN; None: the block lacks that site.
+# Replacements of a block's attention and FFN; None: the block lacks that site.
 BlockReplacements = tuple[AffineReplacement | None, AffineReplacement | None]
 
 

@@ -133,7 +133,7 @@ class _Sums:
         self.query = zeros(embed + 1, embed + 1) if attends and by_token is not None else None
         self.by_token = by_token and tuple(w.to(device) for w in by_token)
         self.moment = zeros(embed + 1, embed + 1) if attends else None
-        self.weight = zeros()  # of the tokens in `moment`
+        self.weight = zeros()  # weight of the tokens in `moment`
 
     def add_hidden(self, h: Tensor) -> None:
         by_token = None if self.by_token is None else self.by_token[1]
@@ -212,7 +212,7 @@ def calibrate(
         _Sums(block, factorisation, hidden, device, w, thinning)
         for block, w, thinning in zip(blocks, shares, thinnings or [every_token(network)] * len(blocks), strict=True)
     ]
-    inputs: dict[int, Tensor] = {}  # of each block that has an attention
+    inputs: dict[int, Tensor] = {}  # inputs of each block that has an attention
     weighted = factorisation == "tokens"
     target = torch.as_tensor(network.columns if weighted else (), device=device)
 

@@ -49,7 +49,7 @@ class Neighbour:
 def neighbours(preprocessing: Mapping[str, Any]) -> list[Neighbour]:
     """Other preprocessing that a base may have been trained with: another crop, or another normalisation."""
     if reads_texts(preprocessing):
-        return []  # of texts
+        return []  # texts have no crop and no normalisation
     crop = 1.0 if preprocessing["crop_pct"] < 1 else 0.875
     neighbours = [Neighbour(f"--crop-pct {crop:g}", {**preprocessing, "crop_pct": crop})]
     now = (tuple(preprocessing["mean"]), tuple(preprocessing["std"]))

@@ -174,7 +174,7 @@ def _fit(base: Headless, task: Task, passes: Passes, pooled: slice | None) -> di
     features, labels = (torch.cat(parts) for parts in zip(*compared, strict=True))
     read = [slice(None)] if pooled is None else [pooled, slice(None)]
     crossed = [cross_validate(features[:, part], labels) for part in read]
-    best = max(range(len(read)), key=lambda i: crossed[i].accuracy)  # of equals what timm pools
+    best = max(range(len(read)), key=lambda i: crossed[i].accuracy)  # among equals what timm pools
     regression, chosen = RidgeRegression.of(moments.of(read[best])), crossed[best]
     features, labels = (torch.cat(parts) for parts in zip(*validation, strict=True))
     features = features[:, read[best]]

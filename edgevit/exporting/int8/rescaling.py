@@ -121,7 +121,7 @@ class _Source:
 def _find_source(value: ir.Value, width: int, layers: Iterable[Linear]) -> _Source | None:
     """The constants that make these inputs; None: no constants of their own do."""
     maker = value.producer()
-    if maker is not None and maker.op_type == "Gather":  # of the class token
+    if maker is not None and maker.op_type == "Gather":  # selects the class token
         tokens = maker.inputs[0]
         maker = tokens.producer() if tokens is not None and len(tokens.uses()) == 1 else None
     if maker is None or maker.op_type != "LayerNormalization":

@@ -176,7 +176,7 @@ class TimeLeft:
         for other in (kind, *kind.others()):
             if seconds := self._seconds.get(other):
                 return _median(seconds) * self._ratio(kind, other)
-        if each := self._each.get(job.stage):  # of another base, method or board
+        if each := self._each.get(job.stage):  # times of jobs with another base, method or board
             return self._work_of(job) * _median(each)
         every = [value for seconds in self._seconds.values() for value in seconds]
         return UNSEEN_S.get(job.stage, sum(every) / len(every))

@@ -112,7 +112,7 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
                 time_left.put_off(job.name)
                 progress.warn(f"{job.name} waits: {result.reason}")
             else:
-                assert not isinstance(result, FullDisk)  # of which a runner makes an error or another try
+                assert not isinstance(result, FullDisk)  # a runner turns a full disk into an error or another try
                 ended += 1
                 time_left.end(job.record, result)
                 stage.update(time_left.percent(), jobs=ended)

@@ -64,7 +64,7 @@ def carry_out(job: FleetJob, *_: object) -> JobRecord | Later | FullDisk | JobsE
         if error is busy:
             return Later(str(error), is_elsewhere=True)
         return FullDisk(str(error)) if is_of_full_disk(error) else JobsError(str(error))
-    except OSError as error:  # of a library that writes a temporary file
+    except OSError as error:  # raised by a library that writes a temporary file
         if is_of_full_disk(error):
             return FullDisk(f"cannot write {error.filename or tempfile.gettempdir()}: {error.strerror}")
         raise

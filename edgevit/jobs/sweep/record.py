@@ -47,7 +47,7 @@ class Latency:
 class OnImages:
     """Right answers on images of the sweep's part, and which they are on either part."""
 
-    # Of `images`, how many are classified rightly among the target classes; None: there are no labels.
+    # Number of images that are right among the target classes; None: there are no labels.
     right: int | None
     images: int
     judged: dict[JudgedPart, RightImages] | None  # which images are classified rightly, by part; None: not recorded

@@ -51,7 +51,7 @@ from edgevit.request import takes_options
 
 _RUNS = "runs.jsonl"
 ROUNDS = 8  # an interval needs 6
-# Of one run. Every model is measured in each round, so that few samples are enough for their ratios.
+# Size of one run. Every model is measured in each round, so few samples are enough for their ratios.
 CONDITIONS = Conditions(samples=100, duration_s=0.5, warmup_seconds=0.2)
 
 _FIRST_RATE = ": it takes longest, because the statistics of the base are measured once, for all rates"

@@ -166,7 +166,7 @@ def measure_scores(network: Network, images: Split, passes: Passes, *, probes: i
     index = torch.as_tensor(network.columns, device=passes.compute.device)
     sizes = len(images), probes, sum(_sizes(network))
     drawn = torch.randint(2, sizes, generator=torch.Generator().manual_seed(seed), dtype=torch.int8) * 2 - 1
-    rows = iter(passes.compute.share_rows(drawn))  # the same for an image in whatever batch or process it is
+    rows = iter(passes.compute.share_rows(drawn))  # an image has the same draws in every batch and process
     sums: dict[str, Tensor] = {}
 
     def add(batch: Tensor, labels: Tensor) -> None:

@@ -176,7 +176,7 @@ def measure_importance(
     target = torch.as_tensor(network.columns, device=compute.device)
     losses = torch.zeros(len(variants), dtype=torch.float64, device=compute.device)
     sums: list[Tensor] = [torch.zeros((), dtype=torch.float64, device=compute.device)] * (2 * len(whole))
-    outputs: list[Tensor] = []  # of the pass with gradients: projection and neurons of each block in turn
+    outputs: list[Tensor] = []  # outputs of the pass with gradients: projection and neurons of each block in turn
     masks = variants[0]
 
     def keep(i: int, inputs: Any, output: Tensor) -> None:
@@ -278,7 +278,7 @@ class ProgressiveDropout:
         self.order: list[int] = []  # indices of units, in the order of dropping
         self.updates, self.steps = 0, 0
         self.masks: Dropping | None = None
-        self.share = 1.0  # of the units' MACs in the present step; of the dimensions, if a rival draws
+        self.share = 1.0  # share of the units' MACs in the present step; share of the dimensions, if a rival draws
 
     @property
     def dropped(self) -> list[Unit]:
@@ -313,7 +313,7 @@ class ProgressiveDropout:
             embeds=[u.first for u in units if u.kind == "embed"],
         )
         scores = score_units(units, importance)
-        # Of equal scores in one module the last unit is dropped first, so that the remaining units are a prefix.
+        # Where scores of a module are equal, the last unit is dropped first, so that the remaining units are a prefix.
         for i in sorted(range(len(units)), key=lambda i: (scores[i], units[i].module, -units[i].first)):
             if self.saved_macs() >= due:
                 break

@@ -110,7 +110,7 @@ def geometry(model: Any) -> Geometry:
         patch_values=1,
         outputs=sum(head.out_features for head in heads),
         classifier_heads=1,
-        head_macs=dim * dim,  # of the pooler
+        head_macs=dim * dim,  # MACs of the pooler
         other_params=outside - sum(p.numel() for head in heads for p in head.parameters()),
         sites=tuple(layer.site for b in blocks(model) for layer in (b.attention, b.ffn) if layer is not None),
     )

@@ -17,7 +17,7 @@ _WORDS = "embeddings.word_embeddings.weight"
 _RULES = [
     (r"^(embeddings|encoder|pooler)\.", r"bert.\1."),  # of a BertModel alone
     (r"(\.layer\.\d+)\.(intermediate|output)\.", r"\1.ffn.\2."),
-    (r"\.gamma$", ".weight"),  # of LayerNorms in old files
+    (r"\.gamma$", ".weight"),  # names of LayerNorms in old files
     (r"\.beta$", ".bias"),
 ]
 _OTHERS = ("cls.", "bert.embeddings.position_ids")  # heads of the pretraining, and a constant

@@ -194,7 +194,7 @@ def _torchvision_preprocessing(state: Mapping[str, Tensor]) -> PreprocessingFiel
     """The preprocessing of torchvision's weights; a size that it does not have is resized as timm's is."""
     size = _SIZES.get(len(state["patch_embed.proj.bias"]), "")
     if size == "tiny" and any(name.startswith("layers.2.blocks.6.") for name in state):
-        size = "small"  # of the same width
+        size = "small"  # small has the width of tiny
     usual: PreprocessingFields = {
         "mean": list(IMAGENET_DEFAULT_MEAN), "std": list(IMAGENET_DEFAULT_STD), "interpolation": "bicubic",
     }  # fmt: skip
