@@ -346,7 +346,7 @@ class Run:
         return {"schema": SCHEMA, **asdict(self), **times, "parts_ns": parts}
 
     def to_json(self) -> str:
-        """Return one line."""
+        """Return the run as one line of JSON."""
         return json.dumps(self.to_dict(), sort_keys=True)
 
     @classmethod

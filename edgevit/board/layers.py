@@ -81,12 +81,12 @@ def profile_of(request: MeasurementRequest, answer: ProfileAnswer, runs: Sequenc
 
 
 def line_of(profile: LayerProfile) -> str:
-    """One line of a file."""
+    """Write a profile as one line of a file."""
     return json.dumps(LAYERS_KIND.content(profile)) + "\n"
 
 
 def load_profiles(path: Path) -> list[LayerProfile]:
-    """Read a file of profiles.
+    """Read a file of layer profiles.
 
     Raises:
         RunsError: the file is missing, or a line is not a profile.

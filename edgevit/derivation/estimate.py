@@ -24,14 +24,14 @@ _TIMED = 8  # images; the first batch of them only warms up
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of each part."""
+    """The estimated seconds of each part of a derivation."""
 
     baselines: float
     measuring: float
     training: float
 
     def text(self) -> str:
-        """The parts, rounded."""
+        """Describe the sum and the parts for a person, rounded."""
         parts = {name: seconds for name, seconds in vars(self).items() if seconds > 0}
         shown = ", ".join(f"{rounded_duration(seconds)} for {name}" for name, seconds in parts.items())
         return f"about {rounded_duration(sum(parts.values()))}: {shown}; less where the cache has it"

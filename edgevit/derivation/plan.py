@@ -166,7 +166,7 @@ class Plan:
             self.embed.check(blocks[-1].embed)
 
     def record(self, method: str) -> StepRecord:
-        """The record in plan.json."""
+        """Return the plan as it is recorded in plan.json."""
         blocks = tuple(_recorded(block) for block in self.blocks)
         return StepRecord(method, blocks, None if self.embed is None else self.embed.width)
 

@@ -131,7 +131,7 @@ J = TypeVar("J", bound=Judged)
 
 @dataclass(frozen=True)
 class PrecisionSearch(Generic[J]):
-    """The result of the search."""
+    """The result of a search for the precision of an engine."""
 
     level: PrecisionLevel
     judged: J

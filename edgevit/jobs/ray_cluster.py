@@ -296,7 +296,7 @@ class _Cluster:
 
 
 class _Busy(JobsError):
-    """Another command does a job."""
+    """The failure of a job that another command is doing."""
 
 
 def _of_lost_connections(address: str) -> tuple[type[Exception], ...]:

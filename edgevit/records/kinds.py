@@ -54,7 +54,7 @@ Versions = Annotated[dict[str, str], AfterValidator(_name_edgevit)]  # versions 
 
 @dataclass(frozen=True)
 class RecordKind(Generic[T]):
-    """One kind of file."""
+    """One kind of JSON file: the record in it, and how it is read."""
 
     name: str  # name of the JSON Schema in docs/schemas/
     record: type[T]

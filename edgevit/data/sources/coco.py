@@ -29,7 +29,7 @@ _FIX = "correct it, or write it again"
 
 @dataclass(frozen=True)
 class CocoObject:
-    """One annotation."""
+    """One annotated object of an image."""
 
     category: int
     box: tuple[float, float, float, float]  # left, top, width and height, in pixels
@@ -39,7 +39,7 @@ class CocoObject:
 
 @dataclass(frozen=True)
 class Annotations:
-    """The content of one file."""
+    """The content of one annotation file."""
 
     categories: Mapping[int, str]
     # Annotated objects by the path of the image, in the order of the file.

@@ -110,9 +110,8 @@ def _upwards(path: str) -> Iterator[str]:
 
 def _part_folders(root: Path) -> tuple[Path | None, Path | None, Path | None]:
     """The folders of the training, validation and test part, as far as they are there."""
-    folders = {
-        name.lower(): path for name, path in _class_folders(root).items()
-    }  # if both Train and train exist, train
+    # If both Train and train exist, the latter counts.
+    folders = {name.lower(): path for name, path in _class_folders(root).items()}
     train, validation, test = (next((folders[n] for n in names if n in folders), None) for names in NAMES.values())
     return train, validation, test
 

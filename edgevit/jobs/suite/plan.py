@@ -55,7 +55,7 @@ class QuestionEntry(_Strict):
 
 
 class SuitePlan(_Strict):
-    """The whole plan."""
+    """The plan of a suite: its questions, their networks, and the time limits."""
 
     minutes: float  # time limit in minutes
     quick_minutes: float

@@ -48,7 +48,7 @@ class MeasuredNetwork:
     fusable: int  # blocks whose attention TensorRT should fuse
     fused: int | None  # blocks whose attention is one kernel in the engine; None: no engine, or unknown
     build_s: float | None
-    refused: str | None  # why there is no engine; None: there is one
+    refused: str | None  # why there is no engine; None: there is one, or the network runs without one
     figures: tuple[Figure, ...]
     failed: str | None = None  # at which batch size the last run failed, and why; None: it did not fail
 
@@ -65,7 +65,7 @@ class Published:
 
 @dataclass(frozen=True)
 class SuiteRecord:
-    """The whole file."""
+    """The record of a suite: its request, its board, the measured networks and the answers."""
 
     created: str
     edgevit: str  # version of edgevit and, in a checkout, the commit
@@ -81,7 +81,7 @@ class SuiteRecord:
     runs: tuple[dict[str, Any], ...] = ()  # raw, as `edgevit bench --output` writes them
 
     def measurements(self) -> list[Run]:
-        """The raw runs.
+        """Return the raw runs of the suite.
 
         Raises:
             RunsError: a run is damaged.
@@ -100,7 +100,7 @@ SUITE_KIND = RecordKind("characterize", SuiteRecord, _READER)
 
 
 def read_suite_record(file: Path) -> SuiteRecord:
-    """Read the file.
+    """Read the record of a suite.
 
     Raises:
         RunsError: it is missing, damaged, of another schema, or another kind of file.
@@ -112,7 +112,7 @@ def read_suite_record(file: Path) -> SuiteRecord:
 
 
 def write_suite_record(record: SuiteRecord, file: Path) -> None:
-    """Write the file.
+    """Write the record of a suite.
 
     Raises:
         OutputError: it cannot be written.

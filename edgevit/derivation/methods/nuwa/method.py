@@ -293,7 +293,7 @@ def _wishes(
 
 @dataclass(frozen=True)
 class _Cut:
-    """A network after the cut."""
+    """A network after the cut, the plan of the cut, and facts for the record."""
 
     network: Network
     plan: Plan
