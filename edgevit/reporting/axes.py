@@ -148,7 +148,7 @@ def places(runs: Iterable[Run]) -> list[LatencyPlace]:
         if run.session is not None:
             key = by_session.setdefault((run.session, *use), key)
         groups.setdefault(key, []).append(run)
-    ordered = sorted(groups.values(), key=lambda runs: (-len({run.model_sha256 for run in runs}), runs[0].batch))
+    ordered = sorted(groups.values(), key=lambda group: (-len({run.model_sha256 for run in group}), group[0].batch))
     return [
         LatencyPlace(
             title, members[0].environment, members[0].batch, members[0].streams, members[0].use(), tuple(members)

@@ -77,7 +77,7 @@ class PanelRecord:
     take: str | None  # title of the model to take; None: none is recommended
     answer: str
     notes: tuple[str, ...]
-    models: tuple[EntryRecord, ...]  # baselines first
+    models: tuple[EntryRecord, ...]  # rows of the table, baselines first
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,7 +171,7 @@ class PartCost(BaseModel, extra="forbid", frozen=True):
 
     part: Part
     heads: Size | None = None
-    width: Size | None = None  # of an attention the mean of its QK and VO widths, of an FFN its neurons
+    width: Size | None = None  # mean of an attention's QK and VO widths, or an FFN's number of neurons
     embed: Size | None = None  # width of the embedding; None: that of the base
     tokens: Size | None = None  # number of input tokens; None: all tokens of the stage
     stage: Size | None = None  # number of the stage, from 0; None: the first
