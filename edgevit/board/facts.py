@@ -140,9 +140,8 @@ class BoardFacts:
     memory_clock_locked: bool | None = None
     rails: tuple[RailReading, ...] = ()
     power_interval_ms: float | None = None
-    meters: dict[str, str | None] = field(
-        default_factory=dict
-    )  # why each meter cannot read the power, by its name; None: it can
+    # Why each meter cannot read the power, by its name; None: it can.
+    meters: dict[str, str | None] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     disk: Disk = field(default_factory=Disk)
     denied: tuple[str, ...] = ()  # device files of the GPU that the user may not open
