@@ -49,7 +49,6 @@ _ALWAYS = {
     "finetune_base", "validation_fraction", "skip_bad_images", "data", "classes", "rate", "macs", "params", "method",
     "options", "training",
 }  # fmt: skip
-_FORMER = {"average": 0.0, "layer_decay": 1.0, "token_weighting": "alike", "token_depths": 0}  # options of training
 # Options that let a job continue where it would fail: a job that finished without them is the same.
 _LENIENT = ("skip_bad_images", "accept_weak_base", "accept_preprocessing")
 _DEFAULTS = {f.name: default_of(f) for f in fields(DeriveRequest)}
@@ -141,9 +140,7 @@ class DeriveJob:
     files: dict[str, str]  # sha256 of each file in the arguments, and of models' weights; images are not hashed
 
     def sha256(self) -> str:
-        training = {**_FORMER, **self.arguments.get("training", {})}  # so that jobs from before are known
-        content = {**vars(self), "arguments": {**self.arguments, "training": training}}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(vars(self), sort_keys=True).encode()).hexdigest()
 
     def hashes(self) -> set[str]:
         """The hashes of this job with and without lenient options."""
