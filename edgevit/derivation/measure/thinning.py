@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from edgevit.network.network import Network
+from edgevit.network.output import Levels
 
 ENOUGH_TOKENS = 25_000  # number of tokens that is enough for any sum
 GROUPS = 2  # number of groups of images: what is fitted to one is judged on the others
+# Weight of a token of padding in an image: real tokens attend to it, so what is fitted must not leave it to chance.
+_PADDING = 0.1
 _RUN = 8  # neighbouring images in one group, as neighbours in a listing are often alike
 
 
@@ -28,8 +31,9 @@ class Thinning:
     every: int  # one patch in this number is used; 1: all patches
     tokens: int  # N, the number of tokens of an image
     prefix: int  # number of class, distillation and register tokens, which are the first of an image's tokens
-    # Which tokens are real, not padding, which weighs nothing: `Network.real_tokens`; None: all are.
+    # Which tokens are real, not padding: `Network.real_tokens`; None: all are.
     real: Callable[[Tensor], Tensor | None] | None = None
+    padding: float = 0.0  # the weight of padding
 
     def of(self, values: Tensor) -> Tensor:
         """The used tokens of a batch [B, N, d]: [T, d]."""
@@ -55,7 +59,9 @@ class Thinning:
             weight = torch.ones(images * values.shape[1], device=device)
         else:
             return None
-        return weight if real is None else weight * self.of(real.unsqueeze(2)).squeeze(1)
+        if real is None:
+            return weight
+        return weight * self.of(real.unsqueeze(2)).squeeze(1).float().clamp_min(self.padding)
 
     def groups(self, tokens: Tensor) -> Tensor:
         """The group of images of each used token of a batch [B, N, d]: [T].
@@ -74,8 +80,9 @@ ALL = Thinning(1, 0, 0)
 
 
 def every_token(network: Network) -> Thinning:
-    """Use all tokens of a network but padding."""
-    return replace(ALL, real=network.real_tokens if network.pads else None)
+    """Use all tokens of a network; padding weighs little in images, and nothing in texts, where none attends to it."""
+    padding = _PADDING if isinstance(network.output, Levels) else 0.0
+    return replace(ALL, real=network.real_tokens if network.pads else None, padding=padding)
 
 
 def thinnings(network: Network, images: int, per_neuron: int) -> list[Thinning]:

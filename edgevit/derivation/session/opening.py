@@ -160,7 +160,7 @@ def open_without_labels(base: Model | Headless, request: Deriving, progress: Pro
         if isinstance(base.module.detector.transform, Letterbox):
             progress.note(
                 f"the detector takes images of several sizes, and its network of {size}: each is scaled to fit into it "
-                "and padded; padding counts in no statistic, and boxes are judged in the pixels of the image"
+                "and padded; padding counts little, and boxes are judged in the pixels of the image"
             )
         progress.note(
             f"MACs and milliseconds are of the detector's backbone and pyramid, for one image of {size}; parameters "
