@@ -520,9 +520,9 @@ class DeriveRequest(Deriving):
         if base is None:
             weights = "" if self.checkpoint is None else f", such as {self.checkpoint} itself, without --checkpoint"
             raise OptionError(f"nothing to derive from: give a BASE, a timm name, a model folder or weights{weights}")
+        self.check_choices()
         if self.data is None and self.needs_images():
             raise OptionError("--data is missing; only a slice of a super-network that is not trained needs no images")
-        self.check_choices()
         self.check_budget()
         # A jobs file has no key for overwriting, so that its jobs cannot ask for it.
         self._check_out(resume=self.resume, overwrite=None if self.job else self.overwrite)

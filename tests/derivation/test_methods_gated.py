@@ -57,7 +57,7 @@ def test_a_gated_ffn_keeps_its_gate(name, opened, tmp_path, request):
     else:
         made = edgevit.derive(NAME, out=tmp_path / "m", **given, **opened)
     blocks = made.model.read()
-    assert made.model.spec.rate >= 0.3 and all(block.ffn.gated for block in blocks)
+    assert made.model.spec.rate >= 0.3 and all(block.ffn.wg is not None for block in blocks)
     assert any(block.ffn.neurons < 128 or block.tokens for block in blocks)
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(edgevit.load(tmp_path / "m")(images), made.model(images))

@@ -67,7 +67,7 @@ def test_gated_ffns_and_bases_without_biases_keep_their_kind(small_vit):
 
     network = network_of(small_vit(mlp_layer=SwiGLU, qkv_bias=False), [BlockDims(2, 16, 24, 24)] * 2)
     (block, _) = network.read()
-    assert block.ffn.gated and block.dims == BlockDims(2, 16, 24, 24) and block.attention.bq is None
+    assert block.ffn.wg is not None and block.dims == BlockDims(2, 16, 24, 24) and block.attention.bq is None
 
 
 def test_a_base_whose_blocks_lost_their_sites_is_refused(small_vit):

@@ -84,7 +84,7 @@ def test_neurons_that_are_kept_are_as_active_with_their_gate(ffn):
     x = torch.randn(5, 6)
     kept = ffn.keep(torch.tensor([7, 0]))
     torch.testing.assert_close(neurons_of(kept, x), neurons_of(ffn, x)[:, [7, 0]])
-    assert kept.gated and torch.equal(kept.w2, ffn.w2[:, [7, 0]]) and len(kept.inputs()) == 3
+    assert kept.wg is not None and torch.equal(kept.w2, ffn.w2[:, [7, 0]]) and len(kept.inputs()) == 3
 
 
 def test_merging_equal_neurons_changes_no_output(ffn):

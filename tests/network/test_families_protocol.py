@@ -119,6 +119,13 @@ def test_the_steps_of_a_forward_pass_are_the_forward_pass(network: Network) -> N
 
 
 @sweep_forms
+@torch.no_grad()
+def test_images_of_classes_have_no_padding(network: Network) -> None:
+    tokens = network.first_tokens(images())
+    assert not network.pads and network.real_tokens(tokens) is None and network.areas is None
+
+
+@sweep_forms
 def test_blocks_that_are_kept_are_the_only_ones_that_run(network: Network) -> None:
     expected = {kept: run(network, [kept]) for kept in (0, 1)}
     dims = list(network.dims)
