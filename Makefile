@@ -84,7 +84,7 @@ demo-real: .venv/ready  # on DINOv2 ViT-S/14 and drawings, which it downloads
 drawings: .venv/ready  # of some of the demo's models: training curves and remaining blocks
 	$(BIN)/python -m benchmarks.product.drawings demo/sweep/r0.8 demo/sweep/*-distilled --out demo/drawings
 
-picture: browser  # of the demo's page, for README
+picture: browser  # of the page of demo-real, for README
 	$(BIN)/python -m benchmarks.product.picture
 
 # All records but those of a GPU, quick ones first: minutes, then hours, then days on one core. `-`: needs Fashion-MNIST.

@@ -29,12 +29,13 @@ from edgevit.records.writing import write_whole
 
 RESULTS = RECORDS / "large.json"
 MODEL, RATE = "vit_large_patch16_224", 0.6
-IMAGES = {"train": 5, "val": 1}  # of each of two classes
+IMAGES = {"train": 14, "val": 1}  # of each of two classes
 FEW = {"calibration_images": 4}
+ENOUGH = {"calibration_images": 24}  # tokens for the moments of 4096 neurons
 # Options and steps of each method; `supernet` is then sliced by skd.
 METHODS: dict[str, tuple[dict[str, Any], int]] = {
-    "forge": ({**FEW, "sensitivity_images": 4, "measured_images": 4}, 0),
-    "nuwa": ({**FEW, "purification": "none"}, 0),
+    "forge": ({**ENOUGH, "sensitivity_images": 4, "measured_images": 4}, 0),
+    "nuwa": ({**ENOUGH, "purification": "none"}, 0),
     "vulcan": (FEW, 5),
     "heart": ({"calibration_images": 4, "probes": 1}, 0),
     "supernet": ({"proxy_images": 4, "points": 2, "updates": 1}, 2),

@@ -1,4 +1,4 @@
-"""The picture that README opens with: the page of a finished demo, as a headless Chromium shows it: `make picture`."""
+"""The picture that README opens with: the page of `make demo-real`, as a headless Chromium shows it: `make picture`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def take(page: Path, picture: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--demo", type=Path, default=Path("demo"), help="what `make demo` has made")
+    parser.add_argument("--demo", type=Path, default=Path("demo-real"), help="what `make demo-real` has made")
     parser.add_argument("--out", type=Path, default=PICTURE)
     options = parser.parse_args()
     from edgevit import report
