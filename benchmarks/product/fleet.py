@@ -209,7 +209,7 @@ def time_left() -> dict[str, Any]:
             raise SystemExit(f"not done: {[state.reason for state in states]}")
     wall_s = watch.shown[-1][0]
     rows = []
-    for share in (0.25, 0.5, 0.75):
+    for share in (0.5, 0.75):  # none is shown before a job of each kind has ended
         at, percent = [(at, percent) for at, percent in watch.shown if at <= share * wall_s and percent][-1]
         shown_s = at * 100 / percent - share * wall_s  # counted down since then
         rows.append({"share": share, "left_s": (1 - share) * wall_s, "shown_s": shown_s})
