@@ -331,7 +331,7 @@ def _refuse_others(address: str) -> None:
     except ImportError as error:
         raise OptionError(NO_RAY) from error
     reasons = {
-        status: "what listens there is not the head of one, whose port is usually 6379"
+        status: "what listens there does not answer as the head of one, whose port is usually 6379"
         for status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     }
     reasons[grpc.StatusCode.NOT_FOUND] = f"this is the port of Ray's client: try --ray {CLIENT}{address}"

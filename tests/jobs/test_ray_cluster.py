@@ -174,7 +174,7 @@ def test_a_port_of_the_client_or_of_something_else_is_refused_in_place_of_the_he
         ray_cluster._refuse_others(client)
     with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(OptionError, match="what listens there is not the head of one, whose port is usually 6379"):
+        with pytest.raises(OptionError, match="does not answer as the head of one, whose port is usually 6379"):
             ray_cluster._refuse_others(f"127.0.0.1:{server.server_port}")
         server.shutdown()
 
