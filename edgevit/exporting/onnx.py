@@ -50,6 +50,7 @@ from edgevit.records.export import (
     TensorInfo,
     WholeDetector,
 )
+from edgevit.records.model import reads_texts
 from edgevit.records.model_folder import ExportFolder, ModelFolder
 from edgevit.records.names import ENGINES, onnx_name
 from edgevit.records.precisions import FP16, FP32, INT8, PRECISIONS
@@ -138,13 +139,14 @@ def note_class_order(folder: Path, subject: Subject, judging: Judging | None, pr
     progress.note(order_line(assumed.classes, assumed.outputs, assumed.classes_from, option))
 
 
-def sample_images(judging: Judging | None, input_size: tuple[int, ...]) -> tuple[Tensor, str]:
+def sample_images(judging: Judging | None, source: Source) -> tuple[Tensor, str]:
     """A few images for the checks of parity and range; random without images."""
     if judging is None:
         generator = torch.Generator().manual_seed(0)
-        if len(input_size) == 1:  # ids that every vocabulary of BERT has
-            return torch.randint(_SPECIAL_IDS, (_PARITY_IMAGES, *input_size), generator=generator), "random"
-        return torch.randn(_PARITY_IMAGES, *input_size, generator=generator), "random"
+        shape = _PARITY_IMAGES, *input_size(source)
+        if reads_texts(source.subject.preprocessing):  # ids that every vocabulary of BERT has
+            return torch.randint(_SPECIAL_IDS, shape, generator=generator), "random"
+        return torch.randn(shape, generator=generator), "random"
     images, _ = next(iter(judging.split.subset(_PARITY_IMAGES).batches(_PARITY_IMAGES)))
     return images, judging.data
 
@@ -300,7 +302,9 @@ def _description(source: Source, shape: Sequence[int], batch: Batch, written: _W
     named = zip(subject.class_names, subject.class_columns, strict=True)
     return {
         "inputs": (
-            TensorInfo(IDS if len(input_size(source)) == 1 else INPUT, (first, *input_size(source)), of_inputs),
+            TensorInfo(
+                IDS if reads_texts(source.subject.preprocessing) else INPUT, (first, *input_size(source)), of_inputs
+            ),
         ),
         "outputs": tuple(TensorInfo(name, (first, *sizes), of_outputs) for name, sizes in shapes.items()),
         "classes": tuple(OutputClass(name, column) for name, column in named),
@@ -335,7 +339,7 @@ def _refuse_int8(request: FilesRequest, source: Source) -> None:
             f"{request.model} is in {request.precisions[0]} and exported as it is; give the file in fp32 for "
             "--precision int8"
         )
-    if INT8.name in request.precisions and len(input_size(source)) == 1:
+    if INT8.name in request.precisions and reads_texts(source.subject.preprocessing):
         raise OptionError(f"INT8 is calibrated on images, and {request.model} reads texts; leave --precision int8 out")
 
 
@@ -384,7 +388,7 @@ def export_files(request: FilesRequest, progress: Progress | None = None) -> Exp
         source = open_model_source(folder.path)
     _refuse_int8(request, source)
     judging = _judging(request, source, warnings, stages)
-    images, images_from = sample_images(judging, input_size(source))
+    images, images_from = sample_images(judging, source)
     exported, padding = source.padded() if request.pad_heads else (source, None)
     checks: dict[str, Any] = {"padded": padding, "accuracy": None, "quantisation": None}
     with stages("check ranges"):

@@ -15,7 +15,7 @@ from edgevit.exporting.images import Judging
 from edgevit.exporting.onnx import sample_images, write_file, write_int8_in_half
 from edgevit.exporting.request import Tolerances
 from edgevit.exporting.session import OnnxModel
-from edgevit.exporting.source import Form, Source, input_size
+from edgevit.exporting.source import Form, Source
 from edgevit.records.export import ExportedFile, ExportRecord, Parity, TensorInfo
 from edgevit.records.model_folder import ExportFolder
 from edgevit.records.names import onnx_name
@@ -61,7 +61,7 @@ class Exported:
         self.report, self.source, self.tolerances = report, source, tolerances
         # With padded heads, files are of the padded model, and are compared with the original.
         self.written_of = source if report.padded is None else source.padded()[0]
-        self.images, self.images_from = sample_images(judging, input_size(source))
+        self.images, self.images_from = sample_images(judging, source)
 
     def write(self, variant: Variant, folder: Path) -> WrittenVariant:
         """Write a variant to a folder and check it.

@@ -8,7 +8,7 @@ whole width, by a linear layer.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NoReturn
@@ -23,7 +23,7 @@ from edgevit.network.builder import Builder
 from edgevit.network.copies import bare_copy
 from edgevit.network.cost import Geometry
 from edgevit.network.families import Family, Interchange, family_like, load_family, name_of
-from edgevit.network.layers import BlockLayers, Ends, SiteLayer
+from edgevit.network.layers import BlockLayers, Ends, SiteLayer, first_input
 
 _FROZEN: Mapping[Axis, str] = {
     "tokens": "the head reads all patches",
@@ -36,10 +36,6 @@ _MAY_READ = (
     "names of its layers see"
 )
 _READS_MORE = "the head may read more than the tokens after some blocks"
-
-
-class _EndOfPass(Exception):
-    """Ends a module's forward pass early."""
 
 
 @dataclass(frozen=True)
@@ -142,19 +138,7 @@ class DenseFamily:
     # -- the forward pass in steps
 
     def first_tokens(self, module: nn.Module, images: Tensor, /) -> Tensor:
-        captured: list[Tensor] = []
-
-        def end(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            captured.append(inputs[0])
-            raise _EndOfPass
-
-        hook = self.blocks(module)[0].module.register_forward_pre_hook(end)
-        try:
-            with suppress(_EndOfPass):
-                module(images)
-        finally:
-            hook.remove()
-        return captured[0]
+        return first_input(self.blocks(module)[0].module, lambda: module(images))
 
     def answers(self, module: nn.Module, tokens: Tensor, /) -> Tensor:
         self._refuse("compute its outputs by its last tokens")

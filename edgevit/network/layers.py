@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Generic, final
+from typing import Any, Generic, final
 
 from torch import Tensor, nn
 
@@ -124,3 +125,24 @@ class Ends:
     # Modules whose tokens [B, N, d], in the basis of the base, a head of the user's reads: blocks.
     read: tuple[nn.Module, ...] = ()
     pads: bool = False  # whether tokens may be padding: such tokens are zeros, and all modules compute zeros of them
+
+
+class _EndOfPass(Exception):
+    """Ends a forward pass early."""
+
+
+def first_input(module: nn.Module, forward: Callable[[], Any]) -> Tensor:
+    """The first input of a module in this forward pass, which ends there."""
+    captured: list[Tensor] = []
+
+    def end(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        captured.append(inputs[0])
+        raise _EndOfPass
+
+    hook = module.register_forward_pre_hook(end)
+    try:
+        with suppress(_EndOfPass):
+            forward()
+    finally:
+        hook.remove()
+    return captured[0]

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from edgevit.network.anatomy import Ffn, Site
-from edgevit.network.layers import BlockLayers, FfnLayer
+from edgevit.network.layers import BlockLayers, FfnLayer, first_input
 
 
 def layer(*after: nn.Module) -> FfnLayer:
@@ -31,3 +31,10 @@ def test_a_block_has_the_weights_of_the_layers_that_remain_and_its_tokens() -> N
     assert block.attention is None and block.ffn is not None and block.ffn.w1 is ffn.readers[0].weight
     assert (block.dims.ffn, block.tokens, block.merged) == (6, 5, True)
     assert BlockLayers(ffn.module, None, None).read().ffn is None
+
+
+def test_a_forward_pass_ends_where_the_asked_module_is_called() -> None:
+    first, second, third = nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(5, 1)  # the third does not fit
+    x = torch.randn(2, 2)
+    captured = first_input(second, lambda: third(second(first(x))))
+    assert torch.equal(captured, first(x)) and second(captured).shape == (2, 4)

@@ -25,7 +25,6 @@ Several slim networks share the base's pass, and each computes every site once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +35,7 @@ from edgevit.data.task import Split
 from edgevit.derivation.measure.thinning import Thinning, every_token
 from edgevit.derivation.methods.forge.streams import BaseStream, Keep, Passed, enter_all
 from edgevit.derivation.solve.least_squares import Regression
-from edgevit.network.layers import SiteLayer
+from edgevit.network.layers import SiteLayer, first_input
 from edgevit.network.network import Network
 from edgevit.train.passes import Passes
 
@@ -70,25 +69,9 @@ def _before_scale(target: Tensor, scale: _Scale) -> Tensor:
     return torch.where(scale == 0, 0.0, target / scale)
 
 
-class _EndOfPass(Exception):
-    """Ends a module's forward pass early."""
-
-
 def _output_inputs(branch: SiteLayer[Any], tokens: Tensor) -> Tensor:
     """Compute the inputs of a site's output layer for these tokens, without the layer itself, half of an FFN."""
-
-    def end(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        captured.append(inputs[0])
-        raise _EndOfPass
-
-    captured: list[Tensor] = []
-    hook = branch.output.register_forward_pre_hook(end)
-    try:
-        with suppress(_EndOfPass):
-            branch.module(branch.before(tokens))
-    finally:
-        hook.remove()
-    return captured[0].float()
+    return first_input(branch.output, lambda: branch.module(branch.before(tokens))).float()
 
 
 @dataclass
