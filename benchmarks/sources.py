@@ -31,10 +31,11 @@ from edgevit.data.sources import class_names
 from edgevit.data.task import Task, open_task
 from edgevit.errors import DataError, EdgeVitError, OptionError, UnknownNameError
 from edgevit.network.checkpoint import Model, open_base, tensors_sha256
-from edgevit.progress import Progress
+from edgevit.progress import Progress, Silent
 from edgevit.records.writing import write_whole
 
 OURS = ("rendered", "demo", "fine", "fashion")
+SWIN = "swin"  # the small Swin of product/swin.py, which knows the 24 rendered classes
 ACCEPTING = ("accept_weak_base", "accept_preprocessing")  # options of whatever checks the base
 HALF_WIDTH = 96  # of the embedding of our smaller model; the bases have 192
 SHARES = (0.25, 0.5, 0.75)  # of the classes of a user's folder: sub-tasks by default
@@ -220,6 +221,11 @@ def start_of(base: Path) -> dict[str, Any]:
 
 def project_source(name: str, progress: Progress | None = None, **model_args: Any) -> Source:
     """One of the project's bases and its images; or one of that recipe with other timm arguments (rendered, demo)."""
+    if name == SWIN:
+        from benchmarks.product.swin import place
+
+        of = place(progress or Silent())
+        return Source(name, of.data, {**of.start, "base_classes": list(of.classes)}, of.classes, of.base_top1)
     if model_args:
         whole = {"rendered": bases.RENDERED_ARGS, "demo": bases.DEMO_ARGS}[name]
         ensure = {"rendered": bases.ensure_rendered, "demo": bases.ensure_demo}[name]

@@ -4,6 +4,7 @@
     python -m benchmarks.papers.attention --base fashion      # writes records/attention_fashion.json
     python -m benchmarks.papers.attention --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs
     python -m benchmarks.papers.attention criteria            # writes records/criteria.json; other bases: sources.py
+    python -m benchmarks.papers.attention criteria --base swin        # a small Swin, as the paper's Table 3 has one
     python -m benchmarks.papers.attention criteria --data IMAGES --base swin_tiny_patch4_window7_224 --checkpoint FILE
 
 Tables 3 and 6 of the SKD super-network paper: QK and VO of every block at 1/4, 2/4 and 3/4 of their width, the FFN
@@ -56,6 +57,8 @@ from torch import Tensor
 from benchmarks.derivations import SIZES, device_field
 from benchmarks.markdown import Row, grouped, percent, picked, table
 from benchmarks.sources import (
+    OURS,
+    SWIN,
     Source,
     add_source,
     load_rows,
@@ -183,7 +186,7 @@ def measure_moments(options: argparse.Namespace) -> None:
     progress, rows = Console().progress, []
     with refusals():
         source = source_from(options, progress)
-        sizes = options.tasks or (SIZES[options.base] if options.data is None else None)
+        sizes = options.tasks or (SIZES.get(options.base, SIZES["rendered"]) if options.data is None else None)
         for classes in source.sub_tasks(sizes, options.classes):
             for row in islice(moments_rows(source, classes, options.device), options.rows):
                 rows.append(row)
@@ -465,7 +468,7 @@ def measure_criteria(options: argparse.Namespace) -> None:
     """Measure the rows of every sub-task that are not recorded."""
     from edgevit.cli.console import Console
 
-    progress, file = Console().progress, record_file(options, "criteria")
+    progress, file = Console().progress, record_file(options, "criteria", options.ours)
     rows = load_rows(file)
     with refusals():
         source = source_from(options, progress)
@@ -483,7 +486,7 @@ def measure_criteria(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=("moments", "criteria"), default="moments")
-    add_source(parser)
+    add_source(parser, (*OURS, SWIN))
     options = parser.parse_args()
     if options.part == "criteria":
         measure_criteria(options)

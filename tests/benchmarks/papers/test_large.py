@@ -23,7 +23,7 @@ def test_a_model_is_derived_and_exported_by_name(method: str, tmp_path: Path) ->
 def test_the_section_names_what_is_fused() -> None:
     row = {
         "model": "vit", "method": "forge", "steps": 0, "images": 9, "wall_s": 12.3, "peak_bytes": 5e9, "export_s": 4.0,
-        "fused": 24, "export_peak_bytes": 6e9, "fp16_bytes": 2e8, "blocks": 24, "fusable": 0, "device": "cuda",
+        "fused": 24, "export_peak_bytes": 6e9, "fp16_bytes": 2e8, "attentions": 24, "fusable": 0, "device": "cuda",
         "gpu_peak_bytes": 7e9,
     }  # fmt: skip
     assert (
