@@ -45,6 +45,7 @@ METHODS: dict[str, tuple[dict[str, Any], int]] = {
 def make(method: str, model: str, device: str, folder: Path) -> Row:
     """Derive and export in this process."""
     import edgevit
+    from edgevit.exporting.request import Tolerances
     from edgevit.records.model_folder import ModelFolder
     from edgevit.train.settings import Training
 
@@ -74,7 +75,7 @@ def make(method: str, model: str, device: str, folder: Path) -> Row:
         row["gpu_peak_bytes"] = torch.cuda.max_memory_allocated()
     began = time.monotonic()
     # Random weights score tokens nearly alike, so that rounding changes which of them HEART drops.
-    edgevit.export(made.folder, accuracy=False, fp16_tolerance=0.1)
+    edgevit.export(made.folder, accuracy=False, tolerances=Tolerances(fp16_error=0.1))
     export, spec = ModelFolder(made.folder).export, made.model.spec
     file, fusion = export.onnx("fp16"), export.record().fusion
     row |= {"export_s": round(time.monotonic() - began, 1), "export_peak_bytes": peak_bytes()}
