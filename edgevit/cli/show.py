@@ -110,7 +110,7 @@ def _show_model(console: Console, folder: Path) -> None:
     if spec.builder is not None:
         outputs = f"{spec.builder.network} of what {spec.builder.function} in builder.py makes: {spec.output_text}"
     console.show(f"{spec.timm_name}, {classes if spec.classes else outputs}")
-    for text in (spec.embedding_text, spec.rest_text):
+    for text in (spec.embedding_text, spec.rest_text, spec.narrowed_rest_text):
         if text is not None:
             console.show(text)
     fusable, attentions = sum(b.fusable for b in spec.blocks), sum(b.has("attention") for b in spec.blocks)

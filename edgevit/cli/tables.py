@@ -92,8 +92,7 @@ def outcome(spec: ModelSpec, record: DerivationRecord) -> Iterator[Table | str]:
         yield f"{spec.output_text}: {record.map.format()}"
     if record.boxes is not None:
         yield f"boxes: {record.boxes.format()}"
-    if spec.rest_text is not None:
-        yield spec.rest_text
+    yield from (text for text in (spec.rest_text, spec.narrowed_rest_text) if text is not None)
     yield from met_lines(record)
 
 

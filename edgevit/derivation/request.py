@@ -411,6 +411,14 @@ class Deriving(Request):
             SHAPE,
         ),
     ] = _BUDGETS_OF[0]
+    rest_rate: Annotated[
+        float,
+        Option(
+            "Share of the MACs behind the backbone to remove, too, beside the budget: of the head of your own, or of "
+            "what reads the pyramid of a detector. 0 leaves it as it is.",
+            SHAPE,
+        ),
+    ] = 0.0
     reject: Annotated[
         float | None,
         Option("False-rejection rate used to calibrate the `other` threshold.  [default: no threshold]", DATA),
@@ -537,12 +545,30 @@ class DeriveRequest(Deriving):
         if self.reject is not None:
             check_number("--reject", self.reject, "(0, 1)", "try 0.05")
         self._check_output()
+        self._check_rest_rate()
         if self.budget_of not in _BUDGETS_OF:
             raise UnknownNameError("part of a detector", self.budget_of, _BUDGETS_OF)
         if self.budget_of == "whole" and self.output != "boxes":
             raise OptionError(f"--budget-of whole is for detectors, and --output is {self.output}; leave it out")
         if self.budget_of == "whole" and self.rate is None and self.macs is None:
             raise OptionError("--budget-of whole is for --rate and --macs; leave it out")
+
+    def _check_rest_rate(self) -> None:
+        """Refuse a share of what is behind the backbone where nothing is, or where another budget counts it."""
+        check_number("--rest-rate", self.rest_rate, "[0, 1)", "try 0.5")
+        if not self.rest_rate:
+            return
+        if self.puts_out_classes or puts_out_features(self.output):
+            raise OptionError(
+                f"--rest-rate is for a head of your own (--output map or boxes), and --output is {self.output}: "
+                "nothing is behind its backbone; leave it out"
+            )
+        if self.budget_of == "whole":
+            raise OptionError("--rest-rate and --budget-of whole both count what reads the pyramid; give one of them")
+        if self.measured is not None:
+            raise OptionError(
+                f"--rest-rate removes more than --{self.measured} measures; give --rate, --macs or --params with it"
+            )
 
     def _check_start(self) -> None:
         """Refuse a wrong choice of the network to cut."""

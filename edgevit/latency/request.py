@@ -96,10 +96,11 @@ class MeetRequest(Deriving):
         assert self.quantity is not None
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise OptionError(f"--{self.quantity} is measured by one process; give it without accelerate launch")
-        if self.remove_blocks:
-            raise OptionError(
-                f"--remove-blocks removes more than --{self.quantity} measures; give --rate, --macs or --params with it"
-            )
+        for option, more in (("--remove-blocks", self.remove_blocks), ("--rest-rate", self.rest_rate)):
+            if more:
+                raise OptionError(
+                    f"{option} removes more than --{self.quantity} measures; give --rate, --macs or --params with it"
+                )
         if others := [name for name, value in self._limits().items() if value is not None and name != self.quantity]:
             raise OptionError(f"--{others[0]} and --{self.quantity} exclude each other; give one of them")
         if self.budget_of == "whole":

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
 from edgevit.network.arguments import check_arguments
 from edgevit.network.builder import Builder, builder_parts, built, is_builder, refuse_unknown
+from edgevit.network.chains import narrowed_as
 from edgevit.network.classifier import depths_in, read_tokens, tokens_of, with_features
 from edgevit.network.copies import shape_copy, without_values
 from edgevit.network.dense import DenseFamily, within
@@ -397,6 +398,8 @@ def _open(
                 f"a detector prepares images by its own transform; leave --{min(given).replace('_', '-')} out"
             )
         facts = BaseFacts(sha256, spec.blocks, spec.macs, spec.params, spec.outputs, embed)
+        if spec.narrowed_rest is not None:
+            spec = replace(spec, narrowed_rest=replace(spec.narrowed_rest, base_macs=spec.narrowed_rest.macs))
         spec = replace(spec, preprocessing={**spec.preprocessing, **overrides}, base=facts)
         origin = dict.fromkeys(PREPROCESSING_KEYS, "detector") if isinstance(model.module, Pyramid) else {}
         return Model(model, spec, ReleaseFacts(origin=origin))
@@ -654,7 +657,7 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
     whole = len(restores[0]) if restores else 0
     try:
         if spec.builder is not None:
-            network = _made_again(files, spec.builder, run_code, boxes=spec.output == "boxes")
+            network = _made_again(files, spec, spec.builder, run_code)
         else:
             with without_values():
                 arguments = dict(spec.timm_args)
@@ -688,8 +691,8 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
     return Model(network.eval(), spec)
 
 
-def _made_again(files: ModelFolder, facts: BuilderFacts, run_code: bool, *, boxes: bool) -> Network:
-    """The network that the file in a folder makes, with undefined weights.
+def _made_again(files: ModelFolder, spec: ModelSpec, facts: BuilderFacts, run_code: bool) -> Network:
+    """The network that the file in a folder makes, with undefined weights, and layers behind it of the right widths.
 
     Raises:
         CheckpointError: it is missing, was altered, or may not be run.
@@ -701,13 +704,18 @@ def _made_again(files: ModelFolder, facts: BuilderFacts, run_code: bool, *, boxe
     if not run_code:
         refuse_unknown(file, facts.sha256, facts.function)
     builder = Builder.at(file, facts.function)
-    module = built(f"{file}:{facts.function}", None).eval()
-    if not boxes:
-        return Network(module, within(module, facts.network, builder, read=facts.read))
-    pyramid = Pyramid(module).eval()
-    network = Network(pyramid, within(pyramid, facts.network, builder, read=facts.read))
-    if takes_several_sizes(module):
-        letterbox(module, network.input_size)
+    made = built(f"{file}:{facts.function}", None).eval()
+    boxes = spec.output == "boxes"
+    module = Pyramid(made).eval() if boxes else made
+    if spec.narrowed_rest is not None:
+        try:
+            narrowed_as(module, spec.narrowed_rest.layers)
+        except FOREIGN as error:
+            reason = f"{facts.function} makes other layers behind its backbone ({first_line(error, 80)})"
+            raise UnsupportedModelError(reason) from error
+    network = Network(module, within(module, facts.network, builder, read=facts.read))
+    if boxes and takes_several_sizes(made):
+        letterbox(made, network.input_size)
     return network
 
 
@@ -719,6 +727,8 @@ def _check_described(network: Network, spec: ModelSpec, file: Path) -> None:
     """
     geometry = network.geometry
     of_base = geometry.with_classes(spec.base.outputs).with_embed(spec.base.embed or geometry.embed)
+    if spec.narrowed_rest is not None and spec.rest is None:
+        of_base = replace(of_base, head_macs=spec.narrowed_rest.base_macs)
     for name, stated, actual in (
         ("MACs", spec.macs, geometry.macs(spec.blocks)),
         ("parameters", spec.params, sum(p.numel() for p in network.parameters())),
@@ -772,5 +782,6 @@ def derived_spec(base: ModelSpec, network: Network, head: Head, classes: tuple[T
         tokens=tokens_of(network),
         depths=depths_in(network),
         rest=base.rest,
+        narrowed_rest=base.narrowed_rest,
     )
     return spec

@@ -92,14 +92,18 @@ class Pyramid(nn.Module):
         captured: list[Any] = []
         backbone: Any = self.detector.backbone
         hook = backbone.register_forward_hook(lambda _, inputs, levels: captured.append(levels))
-        mean, std = (torch.tensor(self.preprocessing[name]).to(images)[:, None, None] for name in ("mean", "std"))
         try:
-            losses = self.detector([*(images * std + mean)], targets)  # its transform normalises them again
+            losses = self.detect(images, targets)
         finally:
             hook.remove()
         (levels,) = captured
         named = {"0": levels} if isinstance(levels, Tensor) else levels
         return torch.cat([level.flatten(1) for level in named.values()], 1), losses
+
+    def detect(self, images: Tensor, *targets: Any) -> Any:
+        """What the whole detector gives for prepared images [B, C, H, W]: boxes, or with targets its losses."""
+        mean, std = (torch.tensor(self.preprocessing[name]).to(images)[:, None, None] for name in ("mean", "std"))
+        return self.detector([*(images * std + mean)], *targets)  # its transform normalises them again
 
     def areas(self, images: Tensor) -> PictureAreas | None:
         """Where prepared images [B, C, H, W] are no padding; None: no image has any."""
@@ -174,32 +178,46 @@ def rest_macs(pyramid: Pyramid, input_size: Sequence[int]) -> tuple[int, int] | 
 
     Heads are counted at the number of boxes that the detector itself is limited to when it is tested.
     """
+    try:
+        macs, proposals = 0, 0
+        for times, run in rest_runs(pyramid, input_size):
+            with FlopCounterMode(display=False) as counter:
+                run()
+            macs += times * (counter.get_total_flops() // 2)
+        if not hasattr(pyramid.detector, "head"):
+            detector: Any = pyramid.detector
+            proposals = int(detector.rpn.post_nms_top_n())
+        return macs, proposals
+    except (AttributeError, TypeError):
+        return None
+
+
+def rest_runs(pyramid: Pyramid, input_size: Sequence[int]) -> list[tuple[int, Callable[[], object]]]:
+    """The parts that read the pyramid, each as a function that runs it once, with how often it runs for an image.
+
+    Raises:
+        AttributeError, TypeError: the parts are not torchvision's.
+    """
     detector: Any = pyramid.detector
     levels = pyramid._named(next(pyramid.parameters()).new_zeros(1, *input_size))
-    with FlopCounterMode(display=False) as counter:
-        try:
-            if hasattr(detector, "head"):  # a detector of one stage
-                detector.head([*levels.values()])
-                return counter.get_total_flops() // 2, 0
-            heads, rpn = detector.roi_heads, detector.rpn
-            rpn.head([*levels.values()])
-            of_boxes, proposals = counter.get_total_flops() // 2, rpn.post_nms_top_n()
-            box = next(iter(levels.values())).new_tensor([[0.0, 0.0, 1.0, 1.0]])
+    if hasattr(detector, "head"):  # a detector of one stage
+        return [(1, lambda: detector.head([*levels.values()]))]
+    heads, rpn = detector.roi_heads, detector.rpn
+    box = next(iter(levels.values())).new_tensor([[0.0, 0.0, 1.0, 1.0]])
 
-            def of_one(pool: Any, *parts: Any) -> int:
-                before = counter.get_total_flops()
-                values = pool(levels, [box], [tuple(input_size[1:])])
-                for part in parts:
-                    values = part(values)
-                return int(counter.get_total_flops() - before) // 2
+    def of_box(pool: Any, *parts: Any) -> None:
+        values = pool(levels, [box], [tuple(input_size[1:])])
+        for part in parts:
+            values = part(values)
 
-            of_boxes += proposals * of_one(heads.box_roi_pool, heads.box_head, heads.box_predictor)
-            if pyramid.has_masks:
-                pool = heads.mask_roi_pool or heads.box_roi_pool
-                of_boxes += heads.detections_per_img * of_one(pool, heads.mask_head, heads.mask_predictor)
-            return int(of_boxes), int(proposals)
-        except (AttributeError, TypeError):
-            return None
+    runs: list[tuple[int, Callable[[], object]]] = [
+        (1, lambda: rpn.head([*levels.values()])),
+        (rpn.post_nms_top_n(), lambda: of_box(heads.box_roi_pool, heads.box_head, heads.box_predictor)),
+    ]
+    if pyramid.has_masks:
+        pool = heads.mask_roi_pool or heads.box_roi_pool
+        runs.append((heads.detections_per_img, lambda: of_box(pool, heads.mask_head, heads.mask_predictor)))
+    return runs
 
 
 def check_detector(module: nn.Module, input_size: tuple[int, ...]) -> None:

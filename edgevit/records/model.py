@@ -178,6 +178,25 @@ class DetectorRest:
 
 
 @dataclass(frozen=True)
+class NarrowedLayer:
+    """A layer behind a backbone that lost channels, and the layers that had as many because of it."""
+
+    layer: str  # its name within the module
+    between: tuple[str, ...]  # norms, and others that keep channels apart, between it and those that read it
+    readers: tuple[str, ...]
+    channels: Size  # that remain
+
+
+@dataclass(frozen=True)
+class NarrowedRest:
+    """What was removed behind a backbone: from the head of a dense network, or what reads the pyramid of a detector."""
+
+    layers: tuple[NarrowedLayer, ...]
+    macs: Count  # MACs of all that is behind the backbone
+    base_macs: Count  # those of the base
+
+
+@dataclass(frozen=True)
 class Preprocessing:
     """timm's data config and how files are read. Used for checks: elsewhere it is a dict without default values.
 
@@ -252,6 +271,7 @@ class ModelSpec:
     depths: tuple[Count, ...] = ()  # blocks, from 1, after which tokens are put out; empty: the last alone
     # Cost of a detector after its pyramid, which `macs` does not count; None: no detector, or not counted.
     rest: DetectorRest | None = None
+    narrowed_rest: NarrowedRest | None = None  # layers behind the backbone that were cut, too; None: none
 
     @property
     def class_names(self) -> list[str]:
@@ -301,10 +321,23 @@ class ModelSpec:
         if self.rest is None:
             return None
         whole, at = self.macs + self.rest.macs, f" at {self.rest.proposals} proposals" if self.rest.proposals else ""
-        before = f", and had {self.base.macs / (self.base.macs + self.rest.macs):.0%} in the base"
+        rest_of_base = self.rest.macs if self.narrowed_rest is None else self.narrowed_rest.base_macs
+        before = f", and had {self.base.macs / (self.base.macs + rest_of_base):.0%} in the base"
         return (
             f"backbone and pyramid have {self.macs / whole:.0%} of the detector's {format_count(whole)} MACs{at}"
             f"{before if self.macs < self.base.macs else ''}"
+        )
+
+    @property
+    def narrowed_rest_text(self) -> str | None:
+        """Describe what was removed behind the backbone, as a sentence without a stop; None: nothing was."""
+        cut = self.narrowed_rest
+        if cut is None or cut.macs == cut.base_macs:
+            return None
+        noun = "what reads the pyramid" if self.output == "boxes" else "the head"
+        return (
+            f"{noun} was cut in {len(cut.layers)} of its layers and has {format_count(cut.macs)} of the base's "
+            f"{format_count(cut.base_macs)} MACs"
         )
 
     @property

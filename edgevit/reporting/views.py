@@ -186,6 +186,7 @@ def _summary(model: GatheredModel) -> str:
         f"{derivation.budget.option}.{accuracy}{_rejecting(judged)} {format_count(document.macs)} MACs, "
         f"{format_count(document.params)} parameters."
         + ("" if (embed := document.narrowed) is None else f" The embedding has {embed[0]} of {embed[1]} channels.")
+        + ("" if (cut := document.narrowed_rest_text) is None else f" {cut[0].upper()}{cut[1:]}.")
     )
 
 

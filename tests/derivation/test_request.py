@@ -61,11 +61,17 @@ def test_request_json_states_the_whole_request(tmp_path: Path) -> None:
     assert record["request"]["training"]["lr"] == 1e-4
 
 
+REST: dict[str, Any] = {"base": "vit", "data": "digits", "rate": 0.5, "rest_rate": 0.5, "output": "boxes"}
 REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (DeriveRequest, {"base": "vit", "rate": 0.5}, "--data is missing"),
     (DeriveRequest, {"base": "vit", "data": "digits"}, "a budget is one of"),
     (DeriveRequest, {"base": "vit", "data": "digits", "rate": 0.5, "preprocessing": {"std": [0.0]}}, "--std 0 is not"),
     (DeriveRequest, {"base": "vit", "data": "digits", "rate": 0.5, "head": "half"}, "no head 'half'"),
+    (DeriveRequest, {**REST, "rest_rate": 1.0}, r"--rest-rate 1 is not in \[0, 1\)"),
+    (DeriveRequest, {**REST, "output": "classes"}, "--rest-rate is for a head of your own .* --output is classes"),
+    (DeriveRequest, {**REST, "output": "features:patches"}, "nothing is behind its backbone"),
+    (DeriveRequest, {**REST, "budget_of": "whole"}, "--rest-rate and --budget-of whole both count"),
+    (DeriveRequest, {**REST, "rate": None, "ms": 5.0}, "--rest-rate removes more than --ms measures"),
     (SupernetRequest, {"base": "vit", "data": "digits", "rate": 2}, "--rate 2"),
     (BaseRequest, {"name": "vit"}, "needs weights"),
 ]

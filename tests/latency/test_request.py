@@ -74,6 +74,7 @@ def test_what_a_table_or_a_rate_answers_is_derived(tmp_path: Path) -> None:
         ({"ms": 5, "rate": 0.5}, "--rate and --ms exclude each other"),
         ({"ms": 5, "mj": 40}, "--mj and --ms exclude each other"),
         ({"ms": 5, "budget_of": "whole"}, "--budget-of whole is for --rate and --macs, and --ms is measured"),
+        ({"ms": 5, "rest_rate": 0.5, "output": "map"}, "--rest-rate removes more than --ms measures"),
         ({"ms": -1}, "--ms -1"),
         ({"ms": 5, "method": "skd"}, "--method skd slices a super-network"),
         ({"ms": 5, "target": MeasurementTarget(threads=0)}, "--threads 0 is not in"),

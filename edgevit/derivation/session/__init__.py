@@ -7,6 +7,7 @@
     start        cut the base, or the trained base
     (method)     derivation/methods/
     depth        with `remove_blocks`: whole blocks go, too
+    rest         with `rest_rate`: the layers behind the backbone are cut, too
     baselines    judge the derived network; rejection: when is an image of no class; imitation: how like the base
     card         README.md of the folder, which opening writes
 

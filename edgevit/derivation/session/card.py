@@ -272,6 +272,8 @@ def _map_card(name: str, spec: ModelSpec, record: DerivationRecord, likeness: Ma
     of_rest = "" if spec.rest_text is None else f" {spec.rest_text[0].upper()}{spec.rest_text[1:]}."
     of_pyramid = f"\n{_OF_PYRAMID}{of_rest}" if boxes else ""
     sentence = "The head was trained with it." if _learnt(record) else "The head is as it was."
+    if (cut := spec.narrowed_rest_text) is not None:
+        sentence = f"{cut[0].upper()}{cut[1:]}."
     return f"""# {name}
 
 {spec.timm_name} with a head, as `{spec.builder.function}` in `builder.py` makes them, {100 * spec.rate:.1f} % of their

@@ -34,6 +34,7 @@ from edgevit.derivation.session.opening import (
 )
 from edgevit.derivation.session.rejection import RejectionImages, find_rejection_images
 from edgevit.derivation.session.resolved import ResolvedDerivation, training_record
+from edgevit.derivation.session.rest import check_rest, cut_rest, spec_with_rest
 from edgevit.derivation.session.start import start_from
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.errors import OptionError
@@ -140,6 +141,11 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
     if request.remove_blocks:
         check_removal(opened.network, request.remove_blocks)
     budget = _budget(opened.base, opened.network, len(task.train), policy, request, method, config)
+    chains = None
+    if request.rest_rate:
+        chains = check_rest(opened.base.spec, opened.network, task.train, request.rest_rate, policy)
+        names = ", ".join(chain.layer for chain in chains.found)
+        progress.note(f"behind the backbone, {len(chains.found)} layers can lose channels: {names}")
     if training.steps is None:
         usual = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
         training = replace(training, steps=usual)
@@ -154,7 +160,7 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
     if request.unlabelled is not None and not method.reads_unlabelled:
         refuse_untaught(training)
     return ResolvedDerivation(
-        request, opened, earlier, method, config, budget, policy, training, base_training, rejection
+        request, opened, earlier, method, config, budget, policy, training, base_training, rejection, chains
     )
 
 
@@ -216,6 +222,9 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
         derived = resolved.method.derive(start, resolved.config)
         if whole is not None:
             derived = shorten(derived, start, whole, request.remove_blocks)
+        narrowed_rest = None
+        if resolved.chains is not None:
+            derived, narrowed_rest = cut_rest(derived, problem, resolved.chains, request.rest_rate)
         results = NO_IMAGES if baselines is None else evaluate_derived(derived.network, baselines, resolved, problem)
         if not request.puts_out_classes:
             imitated = tuned if start_record is not None and start_record.network == "finetuned" else None
@@ -223,6 +232,8 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
     network = derived.network.cpu().eval()
     spec = derived_spec(opened.base.spec, network, opened.head, opened.task.classes)
     spec = replace(spec, rejection=results.rule)
+    if narrowed_rest is not None:
+        spec = spec_with_rest(spec, narrowed_rest)
     cost = problem.budget.cost(spec.blocks, network.geometry)
     assert problem.budget.allows(cost)
     record = resolved.record(

@@ -17,6 +17,7 @@ from edgevit.derivation.problem import Problem
 from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.session.opening import Opened
 from edgevit.derivation.session.rejection import RejectionImages
+from edgevit.network.chains import Chains
 from edgevit.records.derivation import BaseCheckRecord, DerivationRecord, ShapeRecord, TrainingRecord
 from edgevit.records.kinds import plain
 from edgevit.records.plan import PlanRecord
@@ -38,6 +39,7 @@ class ResolvedDerivation:
     training: Training
     base_training: Training  # training of a copy of the base, where one is fine-tuned
     rejection: RejectionImages | None
+    chains: Chains | None = None  # layers behind the backbone that are cut, too; None: they stay
 
     def problem(self, folder: Path) -> Problem:
         """The problem for the method; `folder` keeps what must survive an interruption."""
@@ -60,6 +62,8 @@ class ResolvedDerivation:
             key |= {"derive_from": request.derive_from, "base_steps": self.base_training.steps}
         if request.remove_blocks:
             key["remove_blocks"] = request.remove_blocks
+        if request.rest_rate:
+            key["rest_rate"] = request.rest_rate
         return dict(json.loads(json.dumps(key)))  # as it will be read back
 
     def record(self, checked: BaseCheckRecord | None, **results: Any) -> DerivationRecord:

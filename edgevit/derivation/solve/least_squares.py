@@ -24,6 +24,7 @@ from math import inf
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from edgevit.derivation.measure.statistics import add_outer, symmetric
@@ -155,8 +156,30 @@ class Regression:
         changed.sums = change(torch.stack([self._about(changed.shift, sums) for sums in self.sums]))
         return changed
 
+    def restricted(self, inputs: Tensor, outputs: Tensor) -> Regression:
+        """The regression of linear functions of y on some entries of x.
+
+        Shapes: inputs [s] int64, ascending; outputs [n, d], the functions.
+        """
+        rows, outputs = F.pad(inputs + 1, (1, 0)), outputs.to(self.sums)
+        part = Regression(len(inputs), len(outputs), self.sums.device)
+        part.shift = torch.cat([self.shift[rows], outputs @ self.shift[self.rows :]])
+        of_rows = self.sums[:, rows]
+        part.sums = torch.cat([of_rows[:, :, rows], of_rows[:, :, self.rows :] @ outputs.mT], 2)
+        return part
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The mean of x x^T [r, r] and of x [r] over all samples."""
+        about = self._about(torch.zeros_like(self.shift), self.sums.sum(0)) / self.sums[:, 0, 0].sum()
+        return symmetric(about[1:, 1 : self.rows]), about[0, 1 : self.rows]
+
     def solve(
-        self, ridge: float | None = None, *, prior: Tensor | None = None, bias: bool = True
+        self,
+        ridge: float | None = None,
+        *,
+        prior: Tensor | None = None,
+        bias: bool = True,
+        ridges: Sequence[float] = _RIDGES,
     ) -> tuple[Tensor, Tensor | None]:
         """Weight [d, r] and bias [d], fp64, of least E|y - W x - b|^2 + lift |W - prior|^2.
 
@@ -170,12 +193,14 @@ class Regression:
         if not total[0, 0] > 0:
             raise DataError("no samples to fit a map to; use more calibration images")
         if ridge is None:
-            ridge = self.chosen_ridge(prior=prior, bias=bias)
+            ridge = self.chosen_ridge(prior=prior, bias=bias, ridges=ridges)
         centre = self._centre(total, bias)
         weight = self._weight(self._about(centre, total), centre, ridge * float(total[0, 0]), prior)
         return weight, centre[self.rows :] - weight @ centre[1 : self.rows] if bias else None
 
-    def chosen_ridge(self, *, prior: Tensor | None = None, bias: bool = True) -> float:
+    def chosen_ridge(
+        self, *, prior: Tensor | None = None, bias: bool = True, ridges: Sequence[float] = _RIDGES
+    ) -> float:
         """Choose the ridge of least error on samples of other groups than those the map is solved for.
 
         The sum of squares and the lift grow alike with the samples, so a map of fewer samples is drawn to the prior by
@@ -196,7 +221,7 @@ class Regression:
             maps = ((self._weight(others, centre, lift, prior), held_out) for others, centre, held_out in folds)
             return sum((self._error(weight, held_out) for weight, held_out in maps), 0.0)
 
-        return least_of(_RIDGES, error)
+        return least_of(ridges, error)
 
     def _centre(self, sums: Tensor, bias: bool) -> Tensor:
         """The means of z if there is a bias, else zeros."""

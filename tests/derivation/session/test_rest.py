@@ -1,0 +1,240 @@
+"""The layers behind a backbone are cut, too: a head of the user's, or what reads the pyramid of a detector."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dense_networks import write_depth, write_frames
+from detectors import write_detectors
+
+import edgevit
+from benchmarks import scenes
+from edgevit.derivation.allocate.policy import make_policy
+from edgevit.derivation.plan import Plan
+from edgevit.derivation.problem import Derived, Problem
+from edgevit.derivation.session.opening import open_without_labels
+from edgevit.derivation.session.rest import RestCosts, check_rest, cut_rest, narrowest_of
+from edgevit.errors import OptionError
+from edgevit.network.chains import find_chains, shrink
+from edgevit.network.checkpoint import open_network
+from edgevit.network.copies import bare_copy
+from edgevit.progress import Silent
+from edgevit.records.model import NarrowedLayer
+from edgevit.records.plan import from_ranges
+from edgevit.train.settings import Training
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+OPTIONS = {"calibration_images": 40, "sensitivity_images": 16, "measured_images": 10}
+HEADS = """
+
+class Deep(Depth):
+    def __init__(self):
+        super().__init__()
+        self.middle = nn.Conv2d(16, 32, 3, padding=1)
+        self.up = nn.ConvTranspose2d(32, 16, 4, 2, 1)
+        self.last = nn.Conv2d(16, 1, 3, padding=1)
+
+    def forward(self, images):
+        features = self.backbone.forward_intermediates(images, indices=[0, 2], intermediates_only=True)
+        x = F.relu(self.norm(self.reduce(torch.cat(features, 1))))
+        x = F.relu(self.up(F.gelu(self.middle(x))))
+        return F.interpolate(self.last(x), size=images.shape[-2:], mode="bilinear")
+
+
+def deep():
+    torch.manual_seed(0)
+    module = Deep()
+    with torch.no_grad():
+        module.last.weight.mul_(100)
+    return module
+
+
+def redundant():
+    module = deep()
+    with torch.no_grad():  # half of the channels are multiples of the others, behind the norm, too
+        module.reduce.weight[8:], module.reduce.bias[8:] = 2 * module.reduce.weight[:8], 2 * module.reduce.bias[:8]
+        module.middle.weight[16:], module.middle.bias[16:] = module.middle.weight[:16], module.middle.bias[:16]
+        module.up.weight[:, 8:], module.up.bias[8:] = 3 * module.up.weight[:, :8], 3 * module.up.bias[:8]
+    return module
+
+
+class Bare(Depth):
+    def forward(self, images):
+        (x,) = self.backbone.forward_intermediates(images, indices=[2], intermediates_only=True)
+        return self.only(x)
+
+    def __init__(self):
+        super().__init__()
+        self.only = nn.Conv2d(64, 1, 1)
+        del self.reduce, self.norm, self.up, self.last
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = write_depth(tmp_path_factory.mktemp("mine"))
+    file.write_text(file.read_text() + HEADS)
+    return file
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_frames(tmp_path_factory.mktemp("data") / "images")
+
+
+def derive(base: Any, frames: Path, out: Path, **options: Any) -> Any:
+    given: dict[str, Any] = {
+        "data": frames, "output": "map", "rate": 0.3, "rest_rate": 0.5, "out": out, "options": OPTIONS,
+        "training": Training(device="cpu", steps=0),
+    }  # fmt: skip
+    return edgevit.derive(base, **{**given, **options})
+
+
+def whole_problem(base: str, data: Path, out: Path, output: str = "map") -> tuple[Problem, Any]:
+    """A problem whose network is cut behind its backbone alone."""
+    request: Any = edgevit.DeriveRequest(
+        base=base, data=data, output=output, rate=0.5, out=out, training=Training(device="cpu", steps=0)
+    )
+    opened = open_without_labels(open_network(base), request, Silent())
+    budget: Any = None
+    return opened.problem(budget, make_policy("fused"), request.training, request.training, out), opened.base.spec
+
+
+def cut_behind(base: str, data: Path, out: Path, rate: float) -> tuple[Any, Any, Any, Any]:
+    """The whole network, the one that is cut behind its backbone alone, what was removed, and other images."""
+    problem, spec = whole_problem(base, data, out)
+    chains = check_rest(spec, problem.network, problem.task.train, rate, problem.policy)
+    derived, narrowed = cut_rest(Derived(problem.network, Plan(()), {}), problem, chains, rate)
+    ((images, _),) = problem.task.test.batches(100)
+    return problem.network, derived, narrowed, images
+
+
+@pytest.fixture(scope="module")
+def derived(file: Path, frames: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return derive(f"{file}:deep", frames, tmp_path_factory.mktemp("deep") / "model")
+
+
+def test_channels_that_others_determine_go_without_loss(file: Path, frames: Path, tmp_path: Path) -> None:
+    whole, derived, narrowed, images = cut_behind(f"{file}:redundant", frames, tmp_path, 0.6)
+    cut = derived.network
+    assert {layer.layer: layer.channels for layer in narrowed.layers} == {"reduce": 8, "middle": 16, "up": 8}
+    with torch.inference_mode():
+        expected, outputs = whole(images), cut(images)
+    assert (outputs - expected).abs().max() < 1e-5 * expected.std()
+    assert narrowed.macs == cut.geometry.head_macs < 0.4 * narrowed.base_macs == 0.4 * whole.geometry.head_macs
+
+
+def test_the_readers_make_up_for_what_is_removed(file: Path, frames: Path, tmp_path: Path) -> None:
+    whole, derived, narrowed, images = cut_behind(f"{file}:deep", frames, tmp_path, 0.5)
+    dropped = bare_copy(whole.module)
+    chains = find_chains(whole, images[:2]).found
+    for chain in chains:
+        shrink(dropped, chain, torch.tensor([*from_ranges(derived.facts["rest_channels"][chain.layer])]))
+    with torch.inference_mode():
+        expected, solved = whole(images), derived.network(images)
+        error, of_dropped = ((o - expected).square().mean() for o in (solved, dropped(images)))
+    assert error < 0.6 * of_dropped and narrowed.macs <= 0.5 * narrowed.base_macs
+
+
+def test_a_cut_head_is_described_written_and_read_again(derived: Any) -> None:
+    spec, loaded = derived.model.spec, edgevit.load(derived.folder)
+    cut = spec.narrowed_rest
+    assert cut.macs <= 0.5 * cut.base_macs and all(layer.channels % 8 == 0 for layer in cut.layers)
+    assert loaded.spec == spec and loaded.geometry.head_macs == cut.macs
+    assert spec.macs == loaded.geometry.macs(loaded.dims) and spec.base.macs > spec.macs + cut.base_macs - cut.macs
+    images = torch.rand(2, 3, 32, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(images), derived.model(images))
+    text = f"{spec.narrowed_rest_text[0].upper()}{spec.narrowed_rest_text[1:]}."
+    assert "the head was cut in" in spec.narrowed_rest_text and text in (derived.folder / "README.md").read_text()
+    assert {*derived.record.facts.more["rest_channels"]} == {"reduce", "middle", "up"}
+    assert derived.record.map.agreement > 0.7
+
+
+def test_a_cut_head_is_exported(derived: Any) -> None:
+    assert edgevit.export(derived.folder, fp16=False).parity["fp32"].error < 1e-4
+
+
+def test_a_network_with_a_cut_head_is_a_base(derived: Any, frames: Path, tmp_path: Path) -> None:
+    before = derived.model.spec.narrowed_rest
+    again = derive(derived.folder, frames, tmp_path / "again", rate=0.1, rest_rate=0)
+    spec = again.model.spec
+    assert spec.narrowed_rest.layers == before.layers and spec.narrowed_rest.base_macs == before.macs
+    assert spec.narrowed_rest_text is None and spec.base.macs == derived.model.spec.macs
+    assert edgevit.load(again.folder).spec == spec
+    smaller = derive(derived.folder, frames, tmp_path / "smaller", rate=0.1, rest_rate=0.3).model.spec.narrowed_rest
+    widths, earlier = ({layer.layer: layer.channels for layer in cut.layers} for cut in (smaller, before))
+    assert smaller.macs <= 0.7 * before.macs and all(width <= earlier.get(name, 32) for name, width in widths.items())
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "reason"),
+    [
+        ("deep", {"rest_rate": 0.99}, r"--rest-rate 0.99: the layers .* \(reduce, middle, up\) reach 0\.\d+ of the "),
+        ("Bare", {}, "no layer behind the backbone can lose channels: only gives an output of the network; leave it"),
+    ],
+)
+def test_what_cannot_be_cut_so_far_is_refused(
+    file: Path, frames: Path, tmp_path: Path, function: str, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(OptionError, match=reason) as caught:
+        derive(f"{file}:{function}", frames, tmp_path / "model", **options)
+    assert "\n" not in str(caught.value) and not (tmp_path / "model.partial").exists()
+
+
+def test_the_step_of_least_loss_for_its_macs_comes_first() -> None:
+    chains = [NarrowedLayer("a", (), ("b",), 32), NarrowedLayer("b", (), ("c",), 16)]
+    costs = RestCosts(1000, {"a": 320, "b": 512, "c": 160}, chains)
+    assert costs.at({"a": 32, "b": 16}) == 1000 and costs.at({"a": 16, "b": 8}) == 1000 - 160 - 384 - 80
+    cheap, dear = torch.linspace(1, 0, 33), torch.linspace(100, 0, 17)
+    widths = narrowest_of(costs, {"a": cheap, "b": dear}, 500, 8)
+    assert widths == {"a": 8, "b": 16} and costs.at(widths) <= 500 < costs.at({"a": 16, "b": 16})
+    assert narrowest_of(costs, {"a": 100 * cheap, "b": dear / 100}, 700, 8)["a"] == 32
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    text = write_detectors(tmp_path_factory.mktemp("mine")).read_text()
+    parts = "box_head=TwoMLPHead(16 * 49, 64), box_predictor=FastRCNNPredictor(64, 7)"
+    if_masks = ', **({} if kind is FasterRCNN else {"mask_head": MaskRCNNHeads(16, (32, 32), 1), ' + (
+        '"mask_predictor": MaskRCNNPredictor(32, 16, 7)})'
+    )
+    text = text.replace("kind(backbone, 4,", f"kind(backbone, None, {parts}{if_masks},")
+    imports = "from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead\n"
+    imports += "from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor\n"
+    file = tmp_path_factory.mktemp("small") / "my_detector.py"
+    file.write_text(imports + text)
+    return file
+
+
+@pytest.mark.parametrize("function", ["build", pytest.param("masks", marks=pytest.mark.slow)])
+def test_what_reads_a_pyramid_is_cut(detector: Path, tmp_path: Path, function: str) -> None:
+    data = tmp_path / "coco"
+    scenes.render(data, train=24, val=6, size=48)
+    options = {"calibration_images": 24, "sensitivity_images": 12, "measured_images": 6}
+    made = derive(f"{detector}:{function}", data, tmp_path / "model", output="boxes", options=options)
+    spec, base = made.model.spec, open_network(f"{detector}:{function}").spec  # type: ignore[union-attr]
+    cut = spec.narrowed_rest
+    assert cut.base_macs == base.rest.macs and spec.rest.macs == cut.macs <= 0.5 * cut.base_macs
+    assert spec.rest.proposals == base.rest.proposals and spec.macs <= 0.75 * base.macs
+    assert "what reads the pyramid was cut in" in spec.narrowed_rest_text
+    assert f"{base.macs / (base.macs + base.rest.macs):.0%} in the base" in spec.rest_text
+    loaded: Any = edgevit.load(made.folder)
+    assert sum(p.numel() for p in loaded.parameters()) == spec.params < base.params
+    pictures = [torch.rand(3, 48, 48, generator=torch.Generator().manual_seed(0))]
+    with torch.inference_mode():
+        (before,), (after,) = (m.module.detector(pictures) for m in (made.model, loaded))
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert edgevit.evaluate(made.folder, data).detections == made.record.boxes.derived
+
+
+def test_a_detector_of_other_parts_is_refused(detector: Path, tmp_path: Path) -> None:
+    scenes.render(tmp_path / "coco", train=8, val=4, size=48)
+    problem, spec = whole_problem(f"{detector}:build", tmp_path / "coco", tmp_path, "boxes")
+    with pytest.raises(OptionError, match="the parts of this detector are not torchvision's; leave it out"):
+        check_rest(replace(spec, rest=None), problem.network, problem.task.train, 0.5, problem.policy)
