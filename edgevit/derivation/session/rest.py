@@ -31,6 +31,7 @@ from edgevit.errors import OptionError
 from edgevit.network.chains import (
     Chains,
     as_rows,
+    backbone_of,
     channels_last,
     find_chains,
     macs_of,
@@ -48,9 +49,9 @@ from edgevit.records.plan import in_ranges
 from edgevit.text import format_count
 from edgevit.train.passes import Passes, observed
 
-_SEARCHED = 4  # images by which chains are found
+_SEARCHED = 2  # images by which chains are found
 _CALIBRATION, _JUDGED = 256, 48  # most images to which weights are fitted, and on which widths are judged
-_BATCH = 8  # images at once; batches alternate between the groups of a regression
+_BATCH = 4  # images at once; batches alternate between the groups of a regression
 _POSITIONS = 2048  # most positions of one call of a layer in a regression
 _PROBES = (0.5, 0.25)  # shares of the channels of each chain at which the loss is measured
 _RIDGE_OF_ORDER = 1e-6  # in units of the mean square: a stronger one removes channels of their own before copies
@@ -149,7 +150,7 @@ def cut_rest(derived: Derived, problem: Problem, chains: Chains, rate: float) ->
         moments = work.moments(images)
         orders = {chain.layer: work.order(chain, moments[chain.layer]) for chain in chains.found}
         losses = work.losses(moments, orders, problem.task.validation.subset(_JUDGED))
-        widths = narrowest_of(costs, losses, (1 - rate) * costs.macs, problem.policy.ffn_step)
+        widths = rest_widths(costs, losses, (1 - rate) * costs.macs, problem.policy.ffn_step)
         cut = work.solved(orders, widths, images)
     macs = costs.at(widths)
     if isinstance(family := cut.family, DenseFamily) and not isinstance(cut.module, Pyramid):
@@ -169,7 +170,7 @@ def spec_with_rest(spec: ModelSpec, narrowed: NarrowedRest) -> ModelSpec:
     return replace(spec, narrowed_rest=replace(narrowed, layers=tuple(layers.values())), rest=of_detector)
 
 
-def narrowest_of(costs: RestCosts, losses: Mapping[str, Tensor], limit: float, step: int) -> dict[str, int]:
+def rest_widths(costs: RestCosts, losses: Mapping[str, Tensor], limit: float, step: int) -> dict[str, int]:
     """Choose widths of at most so many MACs, by the step of least loss for its MACs first.
 
     Args:
@@ -202,19 +203,18 @@ class _Work:
         """The layers that are held to the whole network's outputs, so that a cut detector reads the same boxes."""
         return self.chains.ends if isinstance(self.network.module, Pyramid) else ()
 
-    def reader(self, chain: NarrowedLayer, network: Network | None = None) -> nn.Module:
-        """The first layer that reads a chain; the others read the same."""
-        return (network or self.network).module.get_submodule(chain.readers[0])
-
-    def rows(self, chain: NarrowedLayer, network: Network) -> Tensor:
-        """The weights of all readers of a chain: [d, C]."""
-        return torch.cat([as_rows(network.module.get_submodule(name)) for name in chain.readers])
+    def readers(self, chain: NarrowedLayer) -> list[nn.Module]:
+        """The layers that read a chain; all of them read the same."""
+        return [self.network.module.get_submodule(name) for name in chain.readers]
 
     def takes_constants(self, chain: NarrowedLayer) -> bool:
-        return all(takes_constants(self.network.module.get_submodule(name)) for name in chain.readers)
+        return all(map(takes_constants, self.readers(chain)))
 
     def copy(self) -> Network:
-        return Network(bare_copy(self.network.module), self.network.family, self.network.output)
+        """A copy of all but the backbone, which is shared."""
+        module = self.network.module
+        copied = bare_copy(module, [module.get_submodule(backbone_of(self.network))])
+        return Network(copied, self.network.family, self.network.output)
 
     # -- order and widths
 
@@ -225,14 +225,13 @@ class _Work:
         batches = 0
 
         def add(i: int, inputs: Any, _: Tensor) -> None:
-            layer = self.reader(found[i])
-            x = _thinned(channels_last(layer, inputs[0]))
+            x = _thinned(channels_last(self.readers(found[i])[0], inputs[0]))
             if len(x):
                 sums[found[i].layer].add(x, x, groups=_group(batches, x))
 
         def see(batch: Tensor, _: Tensor) -> None:
             nonlocal batches
-            with observed([self.reader(chain) for chain in found], add):
+            with observed([self.readers(chain)[0] for chain in found], add):
                 whole_run(self.network, batch)
             batches += 1
 
@@ -242,7 +241,7 @@ class _Work:
     def order(self, chain: NarrowedLayer, sums: Regression) -> Removal:
         """The order in which to remove channels. All readers count alike, in units of what they put out."""
         second, mean = sums.moments()
-        parts = [as_rows(self.network.module.get_submodule(name)).to(second) for name in chain.readers]
+        parts = [as_rows(reader).to(second) for reader in self.readers(chain)]
         scales = [((rows @ second) * rows).sum().clamp_min(torch.finfo(second.dtype).tiny).sqrt() for rows in parts]
         rows = torch.cat([rows / scale for rows, scale in zip(parts, scales, strict=True)])
         centre = mean if self.takes_constants(chain) else torch.zeros_like(mean)
@@ -325,10 +324,9 @@ class _Work:
 
     def narrow(self, network: Network, chain: NarrowedLayer, keep: Tensor, sums: Regression) -> None:
         """Remove all channels of a chain but some, in place, and solve the weights of its readers."""
-        rows, constants = self.rows(chain, self.network).to(sums.sums), self.takes_constants(chain)
-        keep = keep.to(rows.device)
-        prior = rows[:, keep]
-        weight, bias = sums.restricted(keep, rows).solve(prior=prior, bias=constants, ridges=_RIDGES)
+        rows = torch.cat(list(map(as_rows, self.readers(chain)))).to(sums.sums)
+        keep, constants = keep.to(rows.device), self.takes_constants(chain)
+        weight, bias = sums.restricted(keep, rows).solve(prior=rows[:, keep], bias=constants, ridges=_RIDGES)
         shrink(network.module, chain, keep)
         start = 0
         for name in chain.readers:
@@ -349,7 +347,7 @@ class _Work:
     def sums_behind(self, cut: Network, chain: NarrowedLayer, images: Split) -> Regression:
         """The sums from which what the whole network's readers read is predicted by what a cut network's do."""
         sums = Regression(chain.channels, chain.channels, self.passes.compute.device)
-        layer, batches = self.reader(chain), 0
+        layer, batches = self.readers(chain)[0], 0
 
         def add(name: str, whole: _Values, now: _Values) -> None:
             if name == chain.readers[0] and whole.inputs.numel():

@@ -17,7 +17,7 @@ from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.plan import Plan
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.derivation.session.opening import open_without_labels
-from edgevit.derivation.session.rest import RestCosts, check_rest, cut_rest, narrowest_of
+from edgevit.derivation.session.rest import RestCosts, check_rest, cut_rest, rest_widths
 from edgevit.errors import OptionError
 from edgevit.network.chains import find_chains, shrink
 from edgevit.network.checkpoint import open_network
@@ -156,8 +156,10 @@ def test_a_cut_head_is_described_written_and_read_again(derived: Any) -> None:
     assert derived.record.map.agreement > 0.7
 
 
-def test_a_cut_head_is_exported(derived: Any) -> None:
+def test_a_cut_head_is_exported_and_reported(derived: Any, tmp_path: Path) -> None:
     assert edgevit.export(derived.folder, fp16=False).parity["fp32"].error < 1e-4
+    edgevit.report([derived.folder], output=tmp_path / "page.html")
+    assert "The head was cut in " in (tmp_path / "page.html").read_text()
 
 
 def test_a_network_with_a_cut_head_is_a_base(derived: Any, frames: Path, tmp_path: Path) -> None:
@@ -192,9 +194,9 @@ def test_the_step_of_least_loss_for_its_macs_comes_first() -> None:
     costs = RestCosts(1000, {"a": 320, "b": 512, "c": 160}, chains)
     assert costs.at({"a": 32, "b": 16}) == 1000 and costs.at({"a": 16, "b": 8}) == 1000 - 160 - 384 - 80
     cheap, dear = torch.linspace(1, 0, 33), torch.linspace(100, 0, 17)
-    widths = narrowest_of(costs, {"a": cheap, "b": dear}, 500, 8)
+    widths = rest_widths(costs, {"a": cheap, "b": dear}, 500, 8)
     assert widths == {"a": 8, "b": 16} and costs.at(widths) <= 500 < costs.at({"a": 16, "b": 16})
-    assert narrowest_of(costs, {"a": 100 * cheap, "b": dear / 100}, 700, 8)["a"] == 32
+    assert rest_widths(costs, {"a": 100 * cheap, "b": dear / 100}, 700, 8)["a"] == 32
 
 
 @pytest.fixture(scope="module")
