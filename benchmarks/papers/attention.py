@@ -328,7 +328,7 @@ def random_scores(parts: Sequence[Attention], seed: int) -> list[tuple[Tensor, T
 @torch.no_grad()
 def propagated(network: Network) -> list[tuple[Tensor, Tensor]]:
     """Compute NISP's importance of each block's dimensions: [H, q] and [H, v]."""
-    if network.geometry.fixed_embed is None:  # the norms' gains go into the weights
+    if network.geometry.fixed_channels is None:  # the norms' gains go into the weights
         network = network.with_embedding(torch.eye(network.geometry.embed, dtype=torch.float64))
     worth = torch.stack([head.weight.double().abs().sum(0) for head in network.classifiers]).sum(0)  # [d]
     worths = []

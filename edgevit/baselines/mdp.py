@@ -55,7 +55,8 @@ class Config:
 
 def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
     """Say what the method may remove from a network."""
-    embed = embedding.narrowest(network, policy) if config.cut_embedding else 0
+    narrows = config.cut_embedding and network.geometry.fixed_channels is None
+    embed = embedding.narrowest(network, policy) if narrows else 0
     return SearchSpace(heads=config.drop_heads, embed=embed, more={"cut_embedding": True, "drop_heads": True})
 
 
@@ -91,7 +92,7 @@ def choose_sizes(problem: Problem, config: Config, scores: Scores) -> tuple[Rank
     """
     network, budget = problem.network, problem.budget
     dims, whole = list(network.dims), network.geometry
-    narrow = config.cut_embedding and whole.fixed_embed is None
+    narrow = config.cut_embedding and whole.fixed_channels is None
     least_first = scores.embed.sort().values
 
     def solve(width: int) -> tuple[Sequence[tuple[Choice | None, Choice | None]], float]:

@@ -35,7 +35,7 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
 
     spec = model.spec
     geometry = model.geometry
-    of_base = geometry.with_embed(spec.base.embed or geometry.embed)
+    of_base = geometry.of_base(spec.base.embed)
     title = "heads, their widths for queries and keys (QK) and for values (VO), and FFN neurons: now/in the base"
     blocks, base_blocks = geometry.placed(spec.blocks), of_base.placed(spec.base.blocks)
     leave = ["tokens"] * any(block.tokens < block.stage.tokens for block in blocks)  # tokens that reach it

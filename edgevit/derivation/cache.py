@@ -34,7 +34,7 @@ from edgevit.records.lock import in_turn
 from edgevit.records.writing import cache_folder, writing
 from edgevit.version import processor, written_by
 
-_SCHEMA = "12"  # version of the entries' content
+_SCHEMA = "13"  # version of the entries' content
 MADE_BY = f"edgevit {edgevit.__version__} with torch {torch.__version__}, schema {_SCHEMA}"
 KILLED_S = 3600.0  # no entry is written for so long
 LIMIT_BYTES = 20 * 10**9

@@ -96,29 +96,40 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class EmbedPlan:
-    """The plan of the embedding: tokens are multiplied by `encode` (`solve.embedding`)."""
+    """The plan of the embedding: tokens are multiplied by `encoders` (`solve.embedding`)."""
 
-    width: int
-    # [width, d] fp64 matrix that multiplies the tokens; None: unknown, as in a plan read from a file.
-    encode: Tensor | None = None
-    # One for each norm of `Family.token_norms`; None: those of `encode`
+    width: int  # of the tokens that the classifier reads
+    # Of each basis (`Geometry.bases`) the fp64 matrix [d', d] that multiplies its tokens; None: unknown, as in a plan
+    # read from a file.
+    encoders: tuple[Tensor, ...] | None = None
+    # One for each of `Network.token_norms`; None: those of `encoders`
     decoders: tuple[Decoder, ...] | None = None
 
-    def check(self, embed: int) -> None:
-        """Check the plan against a network's embedding width.
+    @property
+    def encode(self) -> Tensor | None:
+        """The matrix [width, d] that narrows the tokens of the last basis, which the classifier reads."""
+        return None if self.encoders is None else self.encoders[-1]
+
+    def check(self, bases: Sequence[int]) -> None:
+        """Check the plan against the widths of a network's bases.
 
         Raises:
             PlanError: it does not fit.
         """
+        embed = bases[-1]
         if not 2 <= self.width <= embed:
             raise PlanError(f"the plan has an embedding of width {self.width}, expected 2 to {embed}")
-        if self.encode is None:
+        if self.encoders is None:
             raise PlanError("the plan has an embedding's width and no matrix for it: a plan that was read has none")
-        if self.encode.shape != (self.width, embed) or self.encode.dtype != torch.float64:
-            raise PlanError(
-                f"the plan has a matrix {list(self.encode.shape)} {self.encode.dtype} for its embedding, expected "
-                f"[{self.width}, {embed}] torch.float64"
-            )
+        if len(self.encoders) != len(bases):
+            raise PlanError(f"the plan has {len(self.encoders)} matrices for its embedding, expected {len(bases)}")
+        for encode, whole in zip(self.encoders, bases, strict=True):
+            width = self.width * whole // embed
+            if encode.shape != (width, whole) or encode.dtype != torch.float64:
+                raise PlanError(
+                    f"the plan has a matrix {list(encode.shape)} {encode.dtype} for its embedding, expected "
+                    f"[{width}, {whole}] torch.float64"
+                )
 
 
 @dataclass(frozen=True)
@@ -135,9 +146,9 @@ class Plan:
         return cls(tuple(BlockPlan(i, AttentionPlan.of(d), FfnPlan(n)) for i, (d, n) in pairs))
 
     @property
-    def encode(self) -> Tensor | None:
-        """The matrix [d', d] that narrows the tokens; None: the embedding keeps its width."""
-        return None if self.embed is None else self.embed.encode
+    def encoders(self) -> tuple[Tensor, ...] | None:
+        """The matrices [d', d] that narrow the tokens; None: the embedding keeps its width."""
+        return None if self.embed is None else self.embed.encoders
 
     @property
     def dims(self) -> tuple[BlockDims, ...]:
@@ -162,8 +173,6 @@ class Plan:
         for plan in self.blocks:
             if (fault := next(_faults(blocks[plan.block], plan), None)) is not None:
                 raise PlanError(f"the plan of block {plan.block} has {fault}")
-        if self.embed is not None:
-            self.embed.check(blocks[-1].embed)
 
     def record(self, method: str) -> StepRecord:
         """Return the plan as it is recorded in plan.json."""
@@ -298,7 +307,7 @@ def save_plan(plan: Plan, method: str, folder: Path) -> None:
     """Save a plan without its weights, for a run that may be interrupted."""
     tensors = {str(b.block): b.attention.moment for b in plan.blocks if b.attention is not None}
     if plan.embed is not None:
-        tensors["embed"] = plan.embed.encode
+        tensors |= {f"encode.{i}": encode for i, encode in enumerate(plan.embed.encoders or ())}
         for i, decode in enumerate(plan.embed.decoders or ()):
             tensors |= {f"embed.{i}.weight": decode.weight, f"embed.{i}.bias": decode.bias}
     decided = DecidedStep(**vars(plan.record(method)), edgevit=written_by())
@@ -322,5 +331,6 @@ def load_plan(folder: Path) -> Plan | None:
         )
     count = sum(name.startswith("embed.") and name.endswith(".weight") for name in moments)
     decoders = tuple(Decoder(moments[f"embed.{i}.weight"], moments.get(f"embed.{i}.bias")) for i in range(count))
-    embed = plan.embed and replace(plan.embed, encode=moments.get("embed"), decoders=decoders or None)
+    encoders = tuple(moments[f"encode.{i}"] for i in range(sum(name.startswith("encode.") for name in moments)))
+    embed = plan.embed and replace(plan.embed, encoders=encoders or None, decoders=decoders or None)
     return Plan(tuple(blocks), embed)

@@ -27,6 +27,8 @@ def realise(network: Network, plan: Plan) -> Network:
     """
     blocks = network.read()
     plan.check(blocks)
+    if plan.embed is not None:
+        plan.embed.check(network.geometry.bases)
     old = [blocks[i] for i in plan.kept_blocks]
     _check_tokens(plan, old, network.geometry)
     attentions = _attentions([b.attention for b in old], [b.attention for b in plan.blocks])
@@ -100,11 +102,11 @@ def narrow_embedding(network: Network, plan: EmbedPlan) -> Network:
     geometry = network.geometry
     if geometry.fixed_embed is not None:
         raise PlanError(f"the plan narrows the embedding, and it stays as it is: {geometry.fixed_embed}")
-    plan.check(geometry.embed)
-    assert plan.encode is not None
+    plan.check(geometry.bases)
+    assert plan.encoders is not None
     device = next(network.parameters()).device
     decoders = None if plan.decoders is None else [decode.to(device) for decode in plan.decoders]
-    return network.with_embedding(plan.encode.to(device), decoders)
+    return network.with_embedding([encode.to(device) for encode in plan.encoders], decoders)
 
 
 def _attentions(parts: Sequence[Attention | None], plans: Sequence[AttentionPlan | None]) -> list[Attention | None]:

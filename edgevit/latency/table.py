@@ -119,7 +119,7 @@ def grids_of(network: Network, policy: Policy, *, narrower: bool, tokens: bool) 
         UnsupportedModelError: it has too few whole blocks.
     """
     geometry, blocks = network.geometry, network.dims
-    embed = geometry.embed if narrower and geometry.fixed_embed is None else None
+    embed = geometry.embed if narrower and geometry.fixed_channels is None else None
     grids = []
     for numbers in whole_blocks(network).values():
         frozen = geometry.frozen(numbers[0])

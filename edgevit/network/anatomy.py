@@ -89,6 +89,13 @@ def decoder(encode: Tensor) -> Decoder:
     return Decoder(encode.mT * (encode.shape[1] / encode.shape[0]))
 
 
+def side_by_side(encode: Tensor, count: int) -> Tensor:
+    """The matrix [k d', k d] that multiplies k = `count` tokens side by side, each by `encode` [d', d]."""
+    import torch
+
+    return torch.kron(torch.eye(count, dtype=encode.dtype, device=encode.device), encode)
+
+
 @dataclass(frozen=True)
 class Attention:
     """The weights of one attention.
@@ -202,7 +209,7 @@ class Attention:
         )
         bo = self.wo.new_zeros(self.embed) if self.bo is None else self.bo
         wo, bo = fold.write(self.wo, encode), fold.write_bias(bo, encode)
-        return Attention(wq, bq, wk, bk, wv, bv, wo, bo, self.rotary)
+        return Attention(wq, bq, wk, bk, wv, bv, wo, bo, self.rotary, self.relative)
 
     def padded(self, qk: int, vo: int) -> Attention:
         """Pad the heads with zeros to these widths, which does not change the function."""

@@ -652,9 +652,9 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
     with reading(files.weights_file):
         state = load_file(files.weights_file)
     # The width that blocks restore for a head: that of the first base, as the base of this one may be narrower, too.
-    prefix = "" if spec.builder is None else f"{spec.builder.network}.blocks."
+    prefix = "" if spec.builder is None else f"{spec.builder.network}."
     restores = [w for name, w in state.items() if name.startswith(prefix) and name.endswith(".restore.weight")]
-    whole = len(restores[0]) if restores else 0
+    whole = max(map(len, restores), default=0)
     try:
         if spec.builder is not None:
             network = _made_again(files, spec, spec.builder, run_code)
@@ -680,7 +680,9 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
         )
     if isinstance(network.family, DenseFamily) and whole and spec.embed:
         device = next(network.parameters()).device
-        network = network.with_embedding(torch.zeros(spec.embed, whole, dtype=torch.float64, device=device))
+        geometry = network.geometry
+        pairs = zip(geometry.bases_at(spec.embed), geometry.bases, strict=True)
+        network = network.with_embedding([torch.zeros(pair, dtype=torch.float64, device=device) for pair in pairs])
     network.resize(spec.blocks, state)
     fill_network(network, state, files.weights_file, str(folder))
     _check_described(network, spec, files.spec_file)
@@ -726,7 +728,7 @@ def _check_described(network: Network, spec: ModelSpec, file: Path) -> None:
         CheckpointError: it has others.
     """
     geometry = network.geometry
-    of_base = geometry.with_classes(spec.base.outputs).with_embed(spec.base.embed or geometry.embed)
+    of_base = geometry.with_classes(spec.base.outputs).of_base(spec.base.embed)
     if spec.narrowed_rest is not None and spec.rest is None:
         of_base = replace(of_base, head_macs=spec.narrowed_rest.base_macs)
     for name, stated, actual in (

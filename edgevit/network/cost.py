@@ -14,7 +14,7 @@ N w, with the places of the last windows that have no token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -88,8 +88,18 @@ class NetworkStage:
     attention: SiteTerms
     ffn: SiteTerms
     pairs: int | None = None  # number of pairs of tokens that attend to one another; None: all pairs
-    merging: int = 0  # MACs of the layers that merge the previous stage's tokens
+    inputs: int = 0  # width of the vectors from which a linear layer makes the stage's tokens; 0: there is none
     grid: tuple[int, int] = (0, 0)  # rows and columns of patches; (0, 0) for texts
+    restores: int = 0  # linear layers per token from a narrowed embedding to the width `whole`, which a head reads
+    whole: int = 0  # width of the embedding that such a head reads; 0: there are no such layers
+
+    @property
+    def linear(self) -> int:
+        """Weights of the linear layers before and between its blocks, which each of its tokens passes."""
+        return (self.inputs + self.restores * self.whole) * self.embed
+
+    def with_embed(self, embed: int) -> NetworkStage:
+        return replace(self, embed=embed, inputs=self.inputs * embed // self.embed)
 
     def terms(self, kind: SiteKind) -> SiteTerms:
         return self.attention if kind == "attention" else self.ffn
@@ -138,14 +148,13 @@ class Geometry:
     patch_values: int  # input values per patch: channels * height * width
     outputs: int  # rows of the classifier, over all heads of a distilled model
     classifier_heads: int  # number of classifiers: 2 for a model with a distillation token
-    other_params: int  # parameters outside blocks and classifier, in proportion to the embedding's width
+    other_params: int  # parameters outside blocks, classifier and `linear`, in proportion to the embedding's width
     sites: tuple[Site, ...] = ()  # all sites of the model with their frozen axes; empty: nothing is frozen
     head_macs: int = 0  # MACs of a head that is no classifier
     head_params: int = 0  # parameters of a head that is no classifier
-    restores: int = 0  # linear layers per token from a narrowed embedding to the width `whole`, which a head reads
-    whole: int = 0  # width of the embedding that such a head reads; 0: there are no such layers
     classified: int = 1  # number of tokens that the classifier reads one by one; 1 for pooled tokens
     joined: int = 1  # number of vectors of the embedding's width that the classifier reads side by side
+    normed_patches: bool = False  # whether a norm reads the patches, so that they have a basis of their own
 
     @property
     def embed(self) -> int:
@@ -166,19 +175,47 @@ class Geometry:
         return replace(self, outputs=classes * self.classifier_heads)
 
     def with_embed(self, embed: int) -> Geometry:
-        """A geometry of one stage with another embedding width, without biases that a change of width may add."""
+        """A geometry with another embedding width, and all stages in proportion.
+
+        It is without biases and linear layers that a change of width may add, unless this one has them.
+        """
         if embed == self.embed:
             return self
-        (stage,) = self.stages
+        stages = tuple(stage.with_embed(stage.embed * embed // self.embed) for stage in self.stages)
         # All other parameters outside blocks and classifier, of patches and positions, have the width of the embedding.
-        other_params = self.other_params // stage.embed * embed
-        restores = 0 if embed == self.whole else self.restores
-        return replace(self, stages=(replace(stage, embed=embed),), other_params=other_params, restores=restores)
+        return replace(self, stages=stages, other_params=self.other_params * embed // self.embed)
+
+    def of_base(self, embed: int | None) -> Geometry:
+        """The geometry of a base of this embedding width, without linear layers that the narrowing added."""
+        if embed is None or embed == self.embed:
+            return self
+        first, *others = (replace(stage, restores=0) for stage in self.stages)
+        return replace(self, stages=(replace(first, inputs=0), *others)).with_embed(embed)
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        """The widths of the bases that tokens have one after the other: of normed patches, and of each stage."""
+        widths = tuple(stage.embed for stage in self.stages)
+        return (widths[0], *widths) if self.normed_patches else widths
+
+    def bases_at(self, embed: int) -> tuple[int, ...]:
+        """The same with another embedding width."""
+        return tuple(width * embed // self.embed for width in self.bases)
+
+    def widths(self, of_first: Iterable[int]) -> list[int]:
+        """The embedding widths at which the first stage has these widths."""
+        return [width * self.embed // self.stages[0].embed for width in of_first]
 
     @property
     def fixed_embed(self) -> str | None:
         """The reason why the embedding cannot be narrowed; None: it can."""
         return next((site.frozen["embed"] for site in self.sites if "embed" in site.frozen), None)
+
+    @property
+    def fixed_channels(self) -> str | None:
+        """The reason why single channels of the embedding cannot be removed; None: they can."""
+        several = "its stages have channels of their own, which are narrowed in another basis alone (forge, nuwa)"
+        return self.fixed_embed or (several if len(self.stages) > 1 else None)
 
     def reaching(self, blocks: Sequence[BlockDims]) -> list[int]:
         """The number of input tokens of each block."""
@@ -202,13 +239,12 @@ class Geometry:
 
     def outside(self, quantity: Quantity) -> int:
         """Cost of everything outside the blocks."""
-        restores = self.restores * self.embed * self.whole
         if quantity == "params":
-            of_classifier = self.outputs * (self.joined * self.embed + 1)
-            return self.other_params + self.head_params + restores + of_classifier
-        first, merging = self.stages[0].embed, sum(stage.merging for stage in self.stages)
+            linear = sum(stage.linear for stage in self.stages)
+            return self.other_params + self.head_params + linear + self.outputs * (self.joined * self.embed + 1)
+        linear = sum(stage.tokens * stage.linear for stage in self.stages)
         of_head = self.head_macs + (self.outputs * self.classified * self.joined + 1) * self.embed
-        return self.patches * self.patch_values * first + merging + self.tokens * restores + of_head
+        return self.patches * self.patch_values * self.stages[0].embed + linear + of_head
 
     def fixed(self, blocks: Sequence[BlockDims], quantity: Quantity) -> int:
         """Cost that does not depend on the sizes of the sites of these blocks."""

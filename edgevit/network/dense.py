@@ -79,8 +79,9 @@ class DenseFamily:
     def ends(self, module: nn.Module, /) -> Ends:
         inside = self.inside(module)
         blocks = [block.module for block in self.family.blocks(inside)]
-        size, read = self.family.ends(inside).input_size, tuple(blocks[i] for i in self.read)
-        return Ends(size, final=blocks[-1], norm=None, reads_mean=False, classifiers=(), read=read)
+        read = tuple(blocks[i] for i in self.read)
+        inner = self.family.ends(inside)
+        return Ends(inner.input_size, blocks[-1], None, False, classifiers=(), read=read, entries=inner.entries)
 
     def geometry(self, module: nn.Module, /) -> Geometry:
         inside = self.inside(module)
@@ -110,12 +111,12 @@ class DenseFamily:
     def with_embedding(
         self,
         module: nn.Module,
-        encode: Tensor,
+        encoders: Sequence[Tensor],
         decoders: Sequence[Decoder] | None = None,
         read: Sequence[int] = (),
         /,
     ) -> nn.Module:
-        return self._around(module, self.family.with_embedding(self.inside(module), encode, decoders, self.read))
+        return self._around(module, self.family.with_embedding(self.inside(module), encoders, decoders, self.read))
 
     # -- changes in place
 
@@ -224,7 +225,7 @@ def _head_macs(family: DenseFamily, module: nn.Module) -> int:
     with FlopCounterMode(display=False) as counter:
         family.outputs_after(module, tokens, like.new_zeros(1, *ends.input_size))
     of_patches = geometry.patches * geometry.patch_values * geometry.stages[0].embed
-    of_merging = sum(stage.merging for stage in geometry.stages)
+    of_merging = sum(stage.tokens * stage.linear for stage in geometry.stages)
     return max(int(counter.get_total_flops()) // 2 - of_patches - of_merging, 0)
 
 
@@ -322,17 +323,26 @@ def _reads_alone(
     if (geometry := family.geometry(module)).fixed_embed is not None:
         return True
     generator = torch.Generator().manual_seed(0)
-    encode = torch.randn(2, geometry.embed, dtype=torch.float64, generator=generator).to(images.device)
+    bases = geometry.bases
+    pairs = zip(geometry.bases_at(*geometry.widths([2])), bases, strict=True)
+    encoders = [torch.randn(pair, generator=generator, dtype=torch.float64).to(images.device) for pair in pairs]
+    of_stages = encoders[-len(geometry.stages) :]
     try:
-        narrow = family.with_embedding(module, encode)
-        first = family.first_tokens(narrow, images)
+        narrow = family.with_embedding(module, encoders)
         with ExitStack() as stack:
             for i, block in enumerate(family.blocks(narrow)):
                 after = tokens[i + 1]
-                stack.enter_context(returning(block.module, after if i in family.read else after[..., : len(encode)]))
+                few = after[..., : len(of_stages[block.stage])]
+                stack.enter_context(returning(block.module, after if i in family.read else few))
             narrowed = narrow(images)
+        if len(encoders) == 1:
+            first, expected = family.first_tokens(narrow, images), tokens[0] @ encoders[0].to(tokens[0]).mT
+        else:  # a norm reads the patches, to which only a turn that it does not see is linear: channels change places
+            turns = [torch.eye(width, dtype=torch.float64, device=images.device).roll(1, 0) for width in bases]
+            turned = family.with_embedding(module, turns)
+            first, expected = family.first_tokens(turned, images), tokens[0].roll(1, -1)
     except Exception:  # the user's code may raise anything for other shapes
         return False
-    return _are_close(first, tokens[0] @ encode.to(first).mT) and torch.allclose(
+    return _are_close(first, expected) and torch.allclose(
         narrowed, outputs, rtol=1e-5, atol=1e-5 * float(outputs.abs().max())
     )

@@ -113,6 +113,16 @@ class BlockLayers:
 
 
 @dataclass(frozen=True)
+class TokenNorm:
+    """A LayerNorm that reads tokens."""
+
+    module: nn.Module
+    basis: int  # number of the basis of these tokens (`Geometry.bases`)
+    stage: int  # number of the stage whose tokens follow from those that it puts out
+    joined: int = 1  # number of tokens that it reads side by side
+
+
+@dataclass(frozen=True)
 class Ends:
     """What a network has before its first block and after its last."""
 
@@ -124,6 +134,7 @@ class Ends:
     classifiers: tuple[nn.Linear, ...]
     # Modules whose tokens [B, N, d], in the basis of the base, a head of the user's reads: blocks.
     read: tuple[nn.Module, ...] = ()
+    entries: tuple[TokenNorm, ...] = ()  # the norms before linear layers that make the tokens of a stage
     pads: bool = False  # whether tokens may be padding: such tokens are zeros, and all modules compute zeros of them
 
 

@@ -19,7 +19,7 @@ from edgevit.network.cost import Geometry
 from edgevit.network.dense import DenseFamily, returning
 from edgevit.network.detector import Pyramid
 from edgevit.network.families import Family, architecture, family_like, load_family, name_of
-from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer, SoftGates
+from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer, SoftGates, TokenNorm
 from edgevit.network.output import Features, Levels, Logits, Map, Output, columns_of
 from edgevit.network.padding import PictureAreas
 from edgevit.network.weights import TimmArguments
@@ -221,8 +221,10 @@ class Network(nn.Module):
         if width == whole.embed:
             return whole
         if self._narrowed is None or self._narrowed[0] != whole:  # narrowing a copy without values is slow
-            encode = torch.empty(2, whole.embed, dtype=torch.float64, device="meta")
-            self._narrowed = whole, shape_copy(self).with_embedding(encode).geometry
+            (least,) = whole.widths([2])
+            pairs = zip(whole.bases_at(least), whole.bases, strict=True)
+            encoders = [torch.empty(pair, dtype=torch.float64, device="meta") for pair in pairs]
+            self._narrowed = whole, shape_copy(self).with_embedding(encoders).geometry
         return self._narrowed[1].with_embed(width)
 
     @property
@@ -249,15 +251,21 @@ class Network(nn.Module):
         return heads
 
     @property
-    def token_norms(self) -> list[nn.Module]:
-        """The LayerNorms that read the tokens, in order; the last may read pooled ones [B, d].
+    def token_norms(self) -> list[TokenNorm]:
+        """The LayerNorms that read tokens: those of the sites, those between stages, and the last.
 
-        Only if `embed` of no site is frozen. Where a head of the user's reads tokens, they are those of the sites, and
-        `ends.read` gives the tokens that it reads.
+        The last may read pooled tokens [B, d]. Only if `embed` of no site is frozen. Where a head of the user's reads
+        tokens, there is no last one, and `ends.read` gives the tokens that it reads.
         """
-        last = self.ends.norm
-        of_sites = [layer.before for pair in self.layers for layer in pair if layer is not None]
-        return of_sites if last is None else [*of_sites, last]
+        ends, geometry = self.ends, self.geometry
+        first, last = len(geometry.bases) - len(geometry.stages), len(geometry.stages) - 1
+        norms = [
+            TokenNorm(layer.before, first + block.stage, block.stage)
+            for block in self.blocks
+            for layer in (block.attention, block.ffn)
+            if layer is not None
+        ]
+        return [*norms, *ends.entries, *([] if ends.norm is None else [TokenNorm(ends.norm, first + last, last)])]
 
     # -- copies with other sizes
 
@@ -265,9 +273,16 @@ class Network(nn.Module):
         """A copy whose blocks have these weights, of any sizes."""
         return Network(self.family.build(self.module, blocks), self.family, self.output)
 
-    def with_embedding(self, encode: Tensor, decoders: Sequence[Decoder] | None = None) -> Network:
-        """A copy whose tokens are `encode` [d', d], in fp64 on its device, times those of the network (`Family`)."""
-        return Network(self.family.with_embedding(self.module, encode, decoders), self.family, self.output)
+    def with_embedding(
+        self, encoders: Tensor | Sequence[Tensor], decoders: Sequence[Decoder] | None = None
+    ) -> Network:
+        """A copy whose tokens are `encoders` [d', d], in fp64 on its device, times those of the network (`Family`).
+
+        Args:
+            encoders: one for each of `Geometry.bases`, or the only one.
+        """
+        encoders = [encoders] if isinstance(encoders, Tensor) else encoders
+        return Network(self.family.with_embedding(self.module, encoders, decoders), self.family, self.output)
 
     # -- changes in place
 
@@ -358,8 +373,8 @@ class Network(nn.Module):
             embed: width of the embedding of the base.
         """
         if isinstance(self.family, DenseFamily):
-            width = self.geometry.embed
-            return {} if width == embed else {"embed_dim": width}
+            geometry = self.geometry
+            return {} if geometry.embed == embed else {"embed_dim": geometry.stages[0].embed}
         return self.family.interchange.timm_arguments(self.module, depth, embed)
 
     def plain_loader(self) -> str | None:

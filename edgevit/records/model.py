@@ -348,10 +348,11 @@ class ModelSpec:
     @property
     def embed(self) -> int | None:
         """Width of its embedding; None: not stated, and equal to that of its base."""
-        if any(block.stage for block in self.blocks):
-            return self.base.embed  # timm's argument is that of the first stage
-        width = self.timm_args.get("embed_dim", self.base.embed)
-        return width if isinstance(width, int) else None
+        width, depths = self.timm_args.get("embed_dim"), self.timm_args.get("depths")
+        if not isinstance(width, int):
+            return self.base.embed if width is None else None
+        stages = len(depths) if isinstance(depths, list) else 1 + max(block.stage for block in self.base.blocks)
+        return width << (stages - 1)  # timm's argument is that of the first stage, and each next one is twice as wide
 
     @property
     def narrowed(self) -> tuple[int, int] | None:

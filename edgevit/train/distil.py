@@ -167,7 +167,7 @@ def way_back(teacher: Network, encode: Tensor, decode: Decoder | None = None) ->
     The narrow network's last norm does not have the teacher's weight and bias: they were merged into its readers.
     """
     norm: Any = teacher.ends.final
-    if decode is None or norm is not teacher.token_norms[-1]:  # the last one may normalise pooled tokens
+    if decode is None or norm is not teacher.token_norms[-1].module:  # the last one may normalise pooled tokens
         decode = decoder(encode)
     weight = decode.weight.float().cpu()
     bias = torch.zeros(encode.shape[1]) if decode.bias is None else decode.bias.float().cpu()

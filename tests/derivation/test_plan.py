@@ -108,7 +108,7 @@ def test_the_plan_of_an_unfinished_run_is_found_again_moments_included(plan, tmp
     assert load_plan(tmp_path) is None
     with_moment = changed(plan, "attention", moment=torch.rand(65, 65, dtype=torch.float64))
     decoders = (Decoder(torch.rand(64, 8).double()), Decoder(torch.rand(64, 8).double(), torch.rand(64).double()))
-    with_moment = replace(with_moment, embed=EmbedPlan(8, torch.rand(8, 64, dtype=torch.float64), decoders))
+    with_moment = replace(with_moment, embed=EmbedPlan(8, (torch.rand(8, 64, dtype=torch.float64),), decoders))
     save_plan(with_moment, "vulcan", tmp_path)
     found = load_plan(tmp_path)
     assert found.dims == plan.dims and found.blocks[1].attention.moment is None
@@ -119,20 +119,21 @@ def test_the_plan_of_an_unfinished_run_is_found_again_moments_included(plan, tmp
 
 
 @pytest.mark.parametrize(
-    ("width", "encode", "said"),
+    ("width", "encoders", "said"),
     [
-        (65, torch.ones(65, 64).double(), "width 65, expected 2 to 64"),
+        (65, (torch.ones(65, 64).double(),), "width 65, expected 2 to 64"),
         (8, None, "no matrix"),
-        (8, torch.ones(8, 63).double(), r"\[8, 63\] torch.float64 .* expected \[8, 64\]"),
-        (8, torch.ones(8, 64), r"torch.float32"),
+        (8, (torch.ones(8, 64).double(), torch.ones(8, 64).double()), "2 matrices for its embedding, expected 1"),
+        (8, (torch.ones(8, 63).double(),), r"\[8, 63\] torch.float64 .* expected \[8, 64\]"),
+        (8, (torch.ones(8, 64),), r"torch.float32"),
     ],
 )
-def test_an_embedding_that_does_not_fit_is_refused(plan, blocks, width, encode, said):
+def test_an_embedding_that_does_not_fit_is_refused(width, encoders, said):
     with pytest.raises(PlanError, match=said):
-        replace(plan, embed=EmbedPlan(width, encode)).check(blocks)
+        EmbedPlan(width, encoders).check([64])
 
 
 def test_a_record_says_how_wide_the_embedding_is(plan):
     assert plan.record("forge").embed is None
-    record = replace(plan, embed=EmbedPlan(8, torch.ones(8, 64).double())).record("forge")
+    record = replace(plan, embed=EmbedPlan(8, (torch.ones(8, 64).double(),))).record("forge")
     assert record.embed == 8 and planned(record).embed == EmbedPlan(8)

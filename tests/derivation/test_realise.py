@@ -194,7 +194,7 @@ def test_the_embedding_is_narrowed_after_the_blocks():
     model = random_vit("layer scale, average pooling")
     plan = satisfy(model, [BlockDims(2, 16, 16, 40)] * 3)
     encode = encoder(flat_basis(64), 24)
-    slim = realise(model, replace(plan, embed=EmbedPlan(24, encode)))
+    slim = realise(model, replace(plan, embed=EmbedPlan(24, (encode,))))
     assert slim.geometry.embed == 24 and list(slim.dims) == list(plan.dims)
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
@@ -209,7 +209,7 @@ def test_tokens_of_a_narrower_embedding_are_read_through_the_decoders_of_the_nor
     encode, count = encoder(flat_basis(64), 24), len(model.token_norms)
     constants = torch.randn(count, 64, dtype=torch.float64)
     decoders = tuple(Decoder(torch.zeros(64, 24, dtype=torch.float64), constant) for constant in constants)
-    slim = realise(model, replace(plan, embed=EmbedPlan(24, encode, decoders)))
+    slim = realise(model, replace(plan, embed=EmbedPlan(24, (encode,), decoders)))
     kept = realise(model, plan)
     readers = [
         kept.module.blocks[0].attn.qkv,
@@ -226,7 +226,7 @@ def test_tokens_of_a_narrower_embedding_are_read_through_the_decoders_of_the_nor
     assert count == 7
     for old, new, norm, i in zip(readers, made, kept.token_norms, (0, 1, 5, 6), strict=True):
         assert not new.weight.any()
-        seen = constants[i].float() * norm.weight + norm.bias
+        seen = constants[i].float() * norm.module.weight + norm.module.bias
         torch.testing.assert_close(new.bias, old(seen), rtol=1e-4, atol=1e-5)
 
 
@@ -234,7 +234,7 @@ def test_an_embedding_that_cannot_be_narrowed_is_refused():
     model = random_vit("residual after the norm")
     plan = satisfy(model, [BlockDims(2, 16, 16, 40)] * 3)
     with pytest.raises(PlanError, match="stays as it is: a norm after each site"):
-        realise(model, replace(plan, embed=EmbedPlan(24, encoder(flat_basis(64), 24))))
+        realise(model, replace(plan, embed=EmbedPlan(24, (encoder(flat_basis(64), 24),))))
 
 
 def passing_on(plan, *tokens, merged=False):

@@ -107,6 +107,18 @@ def test_places_without_a_token_count_in_windows_and_nowhere_else() -> None:
     assert geometry.macs(blocks) == counted(network.to("meta").module) + norms + geometry.embed
 
 
+def test_a_narrower_swin_costs_what_timm_has_at_that_width_and_a_layer_behind_the_norm_of_its_patches() -> None:
+    _, network = described("tiny")
+    model, usual = described("tiny", embed_dim=48, head_dim=32, mlp_ratio=8.0)
+    geometry, blocks = network.geometry_at(384), network.dims
+    assert blocks == usual.dims and [stage.embed for stage in geometry.stages] == [48, 96, 192, 384]
+    assert geometry.macs(blocks) == usual.geometry.macs(blocks) + 3136 * 48**2
+    params = sum(p.numel() for p in model.parameters())
+    assert geometry.params(blocks) == params + 48**2 + 48 + 96 + 192 + 384, "its linear layers have biases, too"
+    norms = sum(placed.stage.embed * placed.tokens * len(placed.dims.sites) for placed in geometry.placed(blocks))
+    assert usual.geometry.macs(blocks) == counted(model) + norms + 384
+
+
 def test_a_stage_has_its_own_width_tokens_and_window() -> None:
     _, network = described("tiny")
     stages = network.geometry.stages
@@ -117,7 +129,7 @@ def test_a_stage_has_its_own_width_tokens_and_window() -> None:
     assert [(dims.heads, dims.qk, dims.vo, dims.ffn) for dims in network.dims[::2]] == [
         (3, 32, 32, 384), (6, 32, 32, 768), *[(12, 32, 32, 1536)] * 3, (24, 32, 32, 3072),
     ]  # fmt: skip
-    assert network.geometry.fixed_embed is not None
+    assert network.geometry.fixed_embed is None and "channels of their own" in str(network.geometry.fixed_channels)
 
 
 def test_a_unit_costs_what_its_stage_says() -> None:

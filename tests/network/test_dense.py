@@ -105,8 +105,8 @@ def test_a_narrower_embedding_is_given_back_where_the_head_reads_it(network: Mod
     geometry = slim.geometry
     assert geometry == network.geometry_at(16) and geometry.fixed_embed is not None
     assert geometry.params(slim.dims) == sum(p.numel() for p in slim.parameters())
-    assert geometry.restores == 3 and geometry.whole == 64
-    assert geometry.with_embed(64).macs(slim.dims) == network.spec.macs
+    assert geometry.stages[0].restores == 3 and geometry.stages[0].whole == 64
+    assert geometry.of_base(64).macs(slim.dims) == network.spec.macs
     spec = replace(derived_spec(network.spec, slim, "full", ()), output="values")
     save(Model(slim, spec), tmp_path / "slim")
     loaded = edgevit.load(tmp_path / "slim")

@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from detectors import write_detectors
+from small_models import encoders
 from torch.utils.flop_counter import FlopCounterMode
 
 import edgevit
 from edgevit.errors import EdgeVitError
-from edgevit.network.checkpoint import Model, open_network, save
+from edgevit.network.checkpoint import Model, derived_spec, open_network, save
 from edgevit.network.detector import Pyramid, is_detections
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -116,6 +117,30 @@ def test_a_cut_swin_in_a_detector_is_written_and_read_again(file: Path, tmp_path
         for block in loaded.blocks:
             x = block.module(block.enter(x))
             tokens.append(x)
+        torch.testing.assert_close(loaded.outputs_after(tokens, IMAGES), loaded(IMAGES))
+
+
+def test_a_narrower_swin_gives_back_the_whole_width_to_the_levels_of_a_pyramid(file: Path, tmp_path: Path) -> None:
+    network = opened(file, "masks")
+    assert network.family.read == (1, 2, 3), "the last block of each stage"
+    with torch.inference_mode():
+        turned = network.with_embedding(encoders(network, 64))
+        torch.testing.assert_close(turned(IMAGES), network(IMAGES), rtol=1e-3, atol=1e-4)
+    slim = network.with_embedding(encoders(network, 32)).eval()
+    geometry = slim.geometry
+    assert geometry == network.geometry_at(32) and "give tokens of the whole width" in str(geometry.fixed_embed)
+    assert geometry.bases == (8, 8, 16, 32) and [stage.restores for stage in geometry.stages] == [2, 2, 1]
+    assert geometry.params(slim.dims) == sum(p.numel() for p in slim.parameters())
+    assert geometry.of_base(64).macs(slim.dims) == network.spec.macs
+    save(Model(slim, derived_spec(network.spec, slim, "full", ())), tmp_path / "slim")
+    loaded = edgevit.load(tmp_path / "slim")
+    assert loaded.spec.narrowed == (32, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(IMAGES), slim(IMAGES))
+        tokens, x = [], loaded.first_tokens(IMAGES)
+        for block in loaded.blocks:
+            tokens.append(block.run(block.enter(x)))
+            x = tokens[-1]
         torch.testing.assert_close(loaded.outputs_after(tokens, IMAGES), loaded(IMAGES))
 
 

@@ -19,10 +19,10 @@ import pytest
 import timm
 import torch
 from family_examples import FOREIGN, REFUSED, foreign, images, narrowed, refused, slimmed, sweep, sweep_forms
-from small_models import usual_args
+from small_models import encoders, usual_args
 from torch import Tensor, nn
 
-from edgevit.derivation.solve.embedding import encoder, flat_basis, nested_basis
+from edgevit.derivation.solve.embedding import nested_basis
 from edgevit.errors import CheckpointError, UnsupportedModelError
 from edgevit.network.anatomy import Attention, Block, BlockDims, pack, unpack
 from edgevit.network.copies import without_values
@@ -405,8 +405,12 @@ def test_tokens_are_ranked_by_the_scores_of_their_block(network: Network) -> Non
 def test_tokens_are_read_through_the_token_norms_alone(network: Network) -> None:
     if network.geometry.fixed_embed is not None:
         return
-    *of_sites, last = network.token_norms
-    assert of_sites == [layer.before for pair in network.layers for layer in pair if layer is not None]
+    entries = network.ends.entries
+    *norms, last = [norm.module for norm in network.token_norms]
+    of_sites = [layer.before for pair in network.layers for layer in pair if layer is not None]
+    assert norms == [*of_sites, *(norm.module for norm in entries)]
+    widths = [network.geometry.bases[norm.basis] * norm.joined for norm in network.token_norms]
+    assert [norm.module.normalized_shape for norm in network.token_norms] == [(width,) for width in widths]
     ((_, normalised),) = seen_at(network, [last])  # type: ignore[misc]
     hook = last.register_forward_hook(lambda *_: torch.zeros_like(normalised))
     with torch.no_grad():
@@ -441,16 +445,17 @@ def test_timm_makes_a_shorter_and_narrower_network_with_the_arguments(
     network = small_vit(name, **args)
     if embed < 64 and network.geometry.fixed_embed is not None:
         return
+    whole, (width,) = network.geometry.embed, network.geometry.widths([embed])
     if embed < 64:
-        network = network.with_embedding(encoder(flat_basis(64), embed)).eval()
+        network = network.with_embedding(encoders(network, width)).eval()
     network.keep_blocks([1])
-    made = timm.create_model(name, **{**usual_args(name), **args, **network.timm_arguments(2, 64)})
+    made = timm.create_model(name, **{**usual_args(name), **args, **network.timm_arguments(2, whole)})
     again = Network(network.family.interchange.adopted(made))
     again.resize(list(network.dims), network.state_dict())
     again.load_state_dict(network.state_dict(), assign=True)
     with torch.no_grad():
         close(again.eval()(images()), network(images()))
-    assert network.timm_arguments(1, embed) == {}
+    assert network.timm_arguments(1, width) == {}
 
 
 @sweep_forms
@@ -549,7 +554,7 @@ def test_an_embedding_is_frozen_where_another_basis_is_another_function_and_nowh
     torch.manual_seed(2)
     for parameter in network.parameters():
         parameter.add_(0.2 * torch.randn_like(parameter))
-    turned = encoder(flat_basis(64), 64, nested_basis)  # as wide, so that nothing need be lost
+    turned = encoders(network, network.geometry.embed, nested_basis)  # as wide, so that nothing need be lost
     expected = network(images())
     try:
         same = torch.allclose(network.with_embedding(turned).eval()(images()), expected, rtol=0.01, atol=0.01)
@@ -557,8 +562,9 @@ def test_an_embedding_is_frozen_where_another_basis_is_another_function_and_nowh
         same = False
     assert same == (network.geometry.fixed_embed is None)
     if same:
-        narrower = network.with_embedding(encoder(flat_basis(64), 48, nested_basis))
-        assert network.geometry_at(48) == narrower.geometry
+        (width,) = network.geometry.widths([48])
+        narrower = network.with_embedding(encoders(network, width, nested_basis))
+        assert network.geometry_at(width) == narrower.geometry
         assert narrower.geometry.params(narrower.dims) == sum(p.numel() for p in narrower.parameters())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,11 +11,12 @@ from typing import Any, Literal
 import timm
 import torch
 from model_folders import derivation_of
+from torch import Tensor
 
 from edgevit.data.task import open_task
 from edgevit.derivation.plan import Plan
 from edgevit.derivation.realise import realise
-from edgevit.derivation.solve.embedding import encoder, flat_basis
+from edgevit.derivation.solve.embedding import encoder, flat_basis, principal
 from edgevit.network.checkpoint import Model, derived_spec, describe, save
 from edgevit.network.families import family_like
 from edgevit.network.network import Network
@@ -75,10 +76,54 @@ def with_fewer_tokens(network: Network, *counts: int, merged: bool = False) -> N
     return network.build([replace(b, tokens=n, merged=merged and n > 0) for b, n in blocks]).eval()
 
 
+def encoders(
+    network: Network,
+    width: int,
+    basis: Callable[[int], Tensor] = flat_basis,
+    directions: Callable[[int], Tensor] = flat_basis,
+) -> list[Tensor]:
+    """Matrices by which an embedding gets this width."""
+    geometry = network.geometry
+    pairs = zip(geometry.bases, geometry.bases_at(width), strict=True)
+    return [encoder(directions(old), new, basis, mean=len(geometry.bases) > 1) for old, new in pairs]
+
+
+def some_directions(width: int) -> Tensor:
+    """All directions of tokens of this width, in a random order: the same at each call."""
+    generator = torch.Generator().manual_seed(3)
+    seen = torch.randn(4 * width, width, dtype=torch.float64, generator=generator)
+    return principal(seen.mT @ seen)
+
+
+@torch.no_grad()
+def lie_in_few_directions(swin: Network, width: int) -> None:
+    """Have all tokens lie in the directions that an embedding of this width keeps of `some_directions`, and their mean."""
+    geometry, model = swin.geometry, swin.module
+
+    def onto(layer: Any, stage: int) -> None:
+        whole = geometry.stages[stage].embed
+        keep = width * whole // geometry.embed
+        encode = encoder(some_directions(whole), keep, mean=True)
+        matrix = encode.mT @ encode * (whole / keep)
+        for parameter in layer.parameters(recurse=False):
+            parameter.copy_(torch.tensordot(matrix.to(parameter), parameter, 1))
+
+    onto(model.patch_embed.proj, 0)
+    model.patch_embed.norm.weight.fill_(1.0)
+    model.patch_embed.norm.bias.zero_()
+    for number, stage in enumerate(model.layers):
+        if number:
+            onto(stage.downsample.reduction, number)
+        for block in stage.blocks:
+            onto(block.attn.proj, number)
+            onto(block.mlp.fc2, number)
+            if block.attn.filled is not None:  # what it adds to places without a token has no direction
+                block.norm1.bias.zero_()
+
+
 def with_embedding(network: Network, width: int) -> Network:
     """A copy with an embedding of this width: the function of the other at its own, another one below."""
-    old = network.geometry.embed
-    return network.with_embedding(encoder(flat_basis(old), width)).eval()
+    return network.with_embedding(encoders(network, width)).eval()
 
 
 def write_narrower(folder: Path, width: int, **args: Any) -> Path:
@@ -100,8 +145,13 @@ def write_fewer_tokens(folder: Path, *counts: int, merged: bool = False, **args:
     return folder
 
 
-def write_swin(folder: Path, *, kept: Sequence[int] | None = None, **args: Any) -> tuple[Path, Network]:
-    """Write a model folder of a Swin of these blocks, with fewer heads and unequal widths in the middle one."""
+def write_swin(
+    folder: Path, *, kept: Sequence[int] | None = None, embed: int | None = None, **args: Any
+) -> tuple[Path, Network]:
+    """Write a model folder of a Swin of these blocks, with fewer heads and unequal widths in the middle one.
+
+    Its embedding has `embed` channels in the last stage.
+    """
     torch.manual_seed(0)
     name, args = "swin_tiny_patch4_window7_224", {**SWIN_ARGS, **args}
     made = timm.create_model(name, **args).eval()
@@ -119,6 +169,7 @@ def write_swin(folder: Path, *, kept: Sequence[int] | None = None, **args: Any) 
     cut = a.keep(range(1, a.heads)).first(24, 16)
     blocks[len(blocks) // 2] = replace(blocks[len(blocks) // 2], attention=cut)
     slim = slim.build(blocks).eval()
+    slim = slim if embed is None else with_embedding(slim, embed)
     labels = tuple(TargetClass(str(i), i) for i in range(10))
     save(Model(slim, derived_spec(base.spec, slim, "full", labels)), folder)
     return folder, slim

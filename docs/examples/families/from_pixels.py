@@ -52,9 +52,9 @@ def build(model: Any, weights: Sequence[Block]) -> nn.Module:
 
 
 def with_embedding(
-    model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None, read: Sequence[int] = ()
+    model: Any, encoders: Sequence[Tensor], decoders: Sequence[Decoder] | None = None, read: Sequence[int] = ()
 ) -> nn.Module:
-    return model.around(vit.with_embedding(model.inner, encode, decoders, read))
+    return model.around(vit.with_embedding(model.inner, encoders, decoders, read))
 
 
 # Changes in place are made in the inner network.

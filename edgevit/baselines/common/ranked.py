@@ -217,7 +217,7 @@ class RankOptions:
 def search_space(network: Network, options: RankOptions, policy: Policy) -> SearchSpace:
     """Say what a method that ranks units may remove."""
     geometry = network.geometry
-    may_go = options.cut_embedding and geometry.fixed_embed is None
+    may_go = options.cut_embedding and geometry.fixed_channels is None
     embed = narrowest_by_rank(geometry.embed, policy) if may_go else 0
     more = {"cut_embedding": True, "attention": "both"}
     by_heads = options.attention != "widths"
@@ -244,7 +244,7 @@ def plan_of(network: Network, scores: Scores, ranked: Ranked) -> Plan:
     whole = len(scores.embed)
     if ranked.embed == whole:
         return Plan(tuple(plans))
-    return Plan(tuple(plans), EmbedPlan(ranked.embed, channel_encoder(top(scores.embed, ranked.embed), whole)))
+    return Plan(tuple(plans), EmbedPlan(ranked.embed, (channel_encoder(top(scores.embed, ranked.embed), whole),)))
 
 
 def choose_units(problem: Problem, options: RankOptions, scores: Scores, budget: Budget | None = None) -> Ranked:
@@ -255,9 +255,9 @@ def choose_units(problem: Problem, options: RankOptions, scores: Scores, budget:
     """
     network = problem.network
     geometry = network.geometry
-    if options.cut_embedding and geometry.fixed_embed is not None:
-        problem.progress.note(f"the embedding stays as it is: {geometry.fixed_embed}")
-    units = Units(options.grouping, options.attention, options.cut_embedding and geometry.fixed_embed is None)
+    if options.cut_embedding and geometry.fixed_channels is not None:
+        problem.progress.note(f"the embedding stays as it is: {geometry.fixed_channels}")
+    units = Units(options.grouping, options.attention, options.cut_embedding and geometry.fixed_channels is None)
 
     dims = list(network.dims)
     with problem.stopwatch.stage("allocation"):

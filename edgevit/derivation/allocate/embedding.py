@@ -14,7 +14,7 @@ predicts for the budget at that width, where every unit costs less. The widest i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import inf, sqrt
@@ -36,7 +36,6 @@ from edgevit.derivation.measure.embedding import (
 from edgevit.derivation.plan import EmbedPlan
 from edgevit.derivation.problem import Problem
 from edgevit.derivation.realise import narrow_embedding
-from edgevit.derivation.solve.embedding import encoder
 from edgevit.errors import BudgetError
 from edgevit.network.network import Network
 
@@ -54,7 +53,9 @@ def candidate_widths(embed: int, multiple: int) -> list[int]:
 
 def embed_widths(network: Network, policy: Policy, least: int = 0) -> list[int]:
     """The widths the embedding may have, the widest first; `least` is the narrowest that the budget can count."""
-    return [width for width in candidate_widths(network.geometry.embed, policy.embed_step) if width >= least]
+    geometry = network.geometry
+    widths = geometry.widths(candidate_widths(geometry.stages[0].embed, policy.embed_step))
+    return [width for width in widths if width >= least]
 
 
 def narrowest(network: Network, policy: Policy) -> int:
@@ -76,7 +77,8 @@ def why_it_stays(network: Network, budget: Budget, images: int) -> str | None:
     if budget.at_least_embed == geometry.embed:
         return "a plan of this width grows"
     if budget.least_embed == geometry.embed:
-        return "the cost table lists no narrower one; `edgevit cost` measures them"
+        several = len(geometry.stages) > 1
+        return f"the cost table lists no narrower one; {'it is measured at one width per stage' if several else '`edgevit cost` measures them'}"
     if images < (enough := enough_images(network)):
         return f"{images} calibration images do not determine the directions of its tokens, {enough} would"
     return None
@@ -131,7 +133,7 @@ class Slices:
             "seed": problem.training.seed,
         }
         self.outputs: Tensor | None = None  # outputs of the base; None: not computed yet
-        self.slices = dict[int, tuple[Tensor, float]]()
+        self.slices = dict[int, tuple[Sequence[Tensor], float]]()
         # Dozens of plans of a search share a few widths, whose decoders take seconds and many megabytes.
         self._plan = lru_cache(maxsize=4)(lambda width: self._planned(self._slice(width)[0]))
 
@@ -174,26 +176,27 @@ class Slices:
         outputs = network_outputs(network, self.judged, p.passes, quick=self.quick)
         return divergence(p.network.output, self.outputs, outputs)
 
-    def _planned(self, encode: Tensor) -> EmbedPlan:
-        read = len(self.problem.network.ends.read)
-        return EmbedPlan(len(encode), encode, self.tokens.decoders(encode, read) if self.fitted else None)
+    def _planned(self, encoders: Sequence[Tensor]) -> EmbedPlan:
+        decoders = self.tokens.decoders(encoders) if self.fitted else None
+        return EmbedPlan(len(encoders[-1]), tuple(encoders), decoders)
 
-    def _slice(self, width: int) -> tuple[Tensor, float]:
-        """The encoder [d', d] of a width, and its loss."""
+    def _slice(self, width: int) -> tuple[Sequence[Tensor], float]:
+        """The encoders [d', d] of a width, and its loss."""
         tokens = self.tokens
 
         def measure() -> dict[str, Tensor]:
             with self.problem.stopwatch.stage("embedding"):
-                encode = tokens.encoder(width) if self.fitted else encoder(tokens.directions, width)
+                encoders = tokens.encoders(width, fitted=self.fitted)
                 network = self.problem.network.to(self.problem.compute.device)
-                nats = self.lost(narrow_embedding(network, self._planned(encode)))
-                return {"encode": encode, "nats": torch.tensor([nats], dtype=torch.float64)}
+                nats = torch.tensor([self.lost(narrow_embedding(network, self._planned(encoders)))], dtype=torch.float64)
+                return {**{f"encode.{i}": encode for i, encode in enumerate(encoders)}, "nats": nats}
 
         if width not in self.slices:
             measured = self.problem.cache.tensors(
                 "slice", {**self.key, "width": width, "fitted": self.fitted, "quick": self.quick}, measure
             )
-            self.slices[width] = measured["encode"], float(measured["nats"])
+            encoders = [measured[f"encode.{i}"] for i in range(len(measured) - 1)]
+            self.slices[width] = encoders, float(measured["nats"])
         return self.slices[width]
 
 

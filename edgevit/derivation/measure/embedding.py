@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,15 +18,14 @@ from edgevit.derivation.measure.statistics import add_outer, from_triangle, symm
 from edgevit.derivation.measure.thinning import ALL, GROUPS, Thinning
 from edgevit.derivation.solve.embedding import encoder, judged_decoder, principal, refined
 from edgevit.errors import DataError
-from edgevit.network.anatomy import Decoder
+from edgevit.network.anatomy import Decoder, side_by_side
 from edgevit.network.network import Network
 from edgevit.train.passes import Observer, Passes
 
 
 def enough_images(network: Network) -> int:
     """The fewest images whose tokens determine every direction of the embedding."""
-    geometry = network.geometry
-    return ceil(geometry.embed / geometry.tokens)
+    return max(ceil(stage.embed / stage.tokens) for stage in network.geometry.stages)
 
 
 # Times the fewest. On 24 finer classes and on five kinds of clothes, three seeds each, a third of the embedding loses
@@ -47,7 +47,7 @@ def _normalised(norm: Any, tokens: Tensor) -> Tensor:
 
 def norm_gradients(network: Network) -> TokenGradients:
     """Observe the gradients of each norm's output, before its weight and bias, and of the tokens that a head reads."""
-    norms: list[Any] = list(network.token_norms)
+    norms: list[Any] = [norm.module for norm in network.token_norms]
     gains = [None if norm.weight is None else norm.weight.detach() for norm in norms]
     read = network.ends.read
     return TokenGradients(network, [*norms, *read], gains + [None] * len(read))
@@ -68,40 +68,69 @@ def token_weights(network: Network, images: Split, passes: Passes, *, seed: int 
 class TokenStatistics:
     """Statistics of the normalised tokens: they determine a narrower embedding and its decoders."""
 
-    directions: Tensor  # [d, d - 1] fp64, the most important first: `encoder` takes as many as it needs
-    # [norms, groups, (d + 1) (d + 2) / 2] fp32: the triangle of E [n 1]^T [n 1] of each norm, in parts by groups of
-    # images whose mean it is; then those of tokens x that a head reads, with x in place of n.
-    moments: Tensor
+    # For each basis (`Geometry.bases`) [d, d - 1] fp64, the most important first: `encoder` takes as many as it needs.
+    directions: tuple[Tensor, ...]
+    # For each norm [groups, (d + 1) (d + 2) / 2] fp32: the triangle of E [n 1]^T [n 1], in parts by groups of images
+    # whose mean it is; then those of tokens x that a head reads, with x in place of n. d is the width that it reads.
+    moments: tuple[Tensor, ...]
     worth: Tensor  # [norms] fp64, as many as `moments`: the sensitivity of each norm's output, over all tokens
+    # [norms, 2] int64: the number of the basis, and how many tokens it reads side by side; 0: no norm reads them.
+    places: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"directions": self.directions, "token_moments": self.moments, "token_worth": self.worth}
+        of_bases = {f"directions.{i}": tensor for i, tensor in enumerate(self.directions)}
+        of_norms = {f"token_moments.{i}": tensor for i, tensor in enumerate(self.moments)}
+        return {**of_bases, **of_norms, "token_worth": self.worth, "token_places": self.places}
 
     @classmethod
     def pop_from(cls, tensors: dict[str, Tensor]) -> TokenStatistics | None:
-        """Pop the entries that `tensors` wrote; None: one is missing."""
-        popped = [tensors.pop(name, None) for name in ("directions", "token_moments", "token_worth")]
-        present = [tensor for tensor in popped if tensor is not None]
-        return cls(*present) if len(present) == len(popped) else None
+        """Pop the entries that `tensors` wrote; None: there are none."""
+        if "token_places" not in tensors:
+            return None
+        places, worth = tensors.pop("token_places"), tensors.pop("token_worth")
+        moments = tuple(tensors.pop(f"token_moments.{i}") for i in range(len(places)))
+        directions = tuple(tensors.pop(f"directions.{i}") for i in range(1 + int(places[:, 0].max())))
+        return cls(directions, moments, worth, places)
 
-    def encoder(self, width: int) -> Tensor:
-        """The matrix [d', d] for d' = `width`: of the largest directions, or of refined ones where these are few."""
-        directions = self.directions
-        if _FEW * width <= len(directions):
-            whole = [from_triangle(groups.mean(0)) for groups in self.moments]
-            directions = refined(directions, width, whole, self.worth.tolist())
-        return encoder(directions, width)
+    def encoders(self, width: int, *, fitted: bool = True) -> tuple[Tensor, ...]:
+        """The matrices [d', d] of all bases, for d' = `width` in the last one.
 
-    def decoders(self, encode: Tensor, read: int = 0) -> tuple[Decoder, ...]:
-        """The decoder of every norm, for tokens that become `encode` [d', d] times what they were.
-
-        Those of the last `read` moments are for tokens that no norm of d' channels rescales.
+        They are of the largest directions, or where these are few and decoders are `fitted`, of refined ones.
         """
-        norms = len(self.moments) - read
-        return tuple(
-            judged_decoder(encode, [from_triangle(m).float() for m in groups], rescaled=i < norms)
-            for i, groups in enumerate(self.moments)
-        )
+        widths = [width * len(directions) // len(self.directions[-1]) for directions in self.directions]
+        return tuple(self._encoder(basis, width, fitted) for basis, width in enumerate(widths))
+
+    def _encoder(self, basis: int, width: int, fitted: bool) -> Tensor:
+        directions = self.directions[basis]
+        if fitted and _FEW * width <= len(directions):
+            norms = [i for i, place in enumerate(self.places[:, 0].tolist()) if place == basis]
+            whole = [_by_token(from_triangle(self.moments[i].mean(0)), len(directions)) for i in norms]
+            directions = refined(directions, width, whole, self.worth[norms].tolist())
+        return encoder(directions, width, mean=len(self.directions) > 1)
+
+    def decoders(self, encoders: Sequence[Tensor]) -> tuple[Decoder, ...]:
+        """The decoder of every norm, and of what a head reads, for tokens in the bases of these encoders."""
+        decoders = []
+        for (basis, joined), groups in zip(self.places.tolist(), self.moments, strict=True):
+            encode = side_by_side(encoders[basis], max(joined, 1))
+            moments = [from_triangle(m).float() for m in groups]
+            decoders.append(judged_decoder(encode, moments, rescaled=joined > 0))
+        return tuple(decoders)
+
+
+def _by_token(moment: Tensor, width: int) -> Tensor:
+    """The mean moment [d + 1, d + 1] of each token [d] of those that a norm reads side by side, without its own mean."""
+    joined = len(moment) // width
+    if joined == 1:
+        return moment
+    total = moment.new_zeros(width + 1, width + 1)
+    centre = torch.eye(width + 1, dtype=moment.dtype)
+    centre[:-1, :-1] -= 1 / width
+    for start in range(0, joined * width, width):
+        of_token = [*range(start, start + width), -1]
+        total += moment[of_token][:, of_token]
+    mean: Tensor = centre @ (total / joined) @ centre
+    return mean
 
 
 class TokenMoments:
@@ -109,23 +138,34 @@ class TokenMoments:
 
     Args:
         weights: from `token_weights`; every token keeps a tenth of its norm's mean.
-        thinning: which tokens are observed.
+        thinnings: which tokens of each stage are observed; all of a stage that is missing.
     """
 
-    def __init__(self, network: Network, weights: Sequence[Tensor], passes: Passes, thinning: Thinning = ALL) -> None:
+    def __init__(
+        self,
+        network: Network,
+        weights: Sequence[Tensor],
+        passes: Passes,
+        thinnings: Mapping[int, Thinning] = MappingProxyType({}),
+    ) -> None:
         device = passes.compute.device
-        side = network.geometry.embed + 1
-        self.norms, self.read, self.passes, self.thinning = network.token_norms, network.ends.read, passes, thinning
+        bases, read = network.geometry.bases, network.ends.read
+        first = len(bases) - len(network.geometry.stages)
+        stages = [block.stage for block in network.blocks if any(block.module is module for module in read)]
+        self.norms, self.passes, self.bases = network.token_norms, passes, bases
+        self.thinnings = [thinnings.get(stage, ALL) for stage in [*(norm.stage for norm in self.norms), *stages]]
+        self.places = [(norm.basis, norm.joined) for norm in self.norms] + [(first + stage, 0) for stage in stages]
         self.floored = [((1 - FLOOR) * w + FLOOR * w.mean()).float().to(device) for w in weights]
-        self.sums = [torch.zeros(GROUPS, side, side, dtype=torch.float64, device=device) for _ in self.floored]
-        self.observer: Observer = ([*self.norms, *self.read], self._observe)
+        sides = [bases[basis] * max(joined, 1) + 1 for basis, joined in self.places]
+        self.sums = [torch.zeros(GROUPS, side, side, dtype=torch.float64, device=device) for side in sides]
+        self.observer: Observer = ([*(norm.module for norm in self.norms), *read], self._observe)
 
     def _observe(self, i: int, inputs: Any, output: Tensor) -> None:
         tokens_in = inputs[0] if i < len(self.norms) else output
         pooled = tokens_in.ndim == 2  # one token of each image
-        thinning = ALL if pooled else self.thinning
+        thinning = ALL if pooled else self.thinnings[i]
         values = tokens_in if pooled else thinning.of(tokens_in)
-        values = _normalised(self.norms[i], values) if i < len(self.norms) else values.detach().float()
+        values = _normalised(self.norms[i].module, values) if i < len(self.norms) else values.detach().float()
         tokens = torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
         groups = ALL.groups(tokens_in.unsqueeze(1)) if pooled else thinning.groups(tokens_in)
         weights = thinning.weights(tokens_in.unsqueeze(1) if pooled else tokens_in, self.floored[i])
@@ -139,17 +179,18 @@ class TokenMoments:
         Raises:
             DataError: the tokens are not finite.
         """
-        total, triangles, worth = torch.zeros(()), [], []
-        for groups in self.sums:
+        totals, triangles, worth = [torch.zeros(()) for _ in self.bases], [], []
+        for (basis, joined), groups in zip(self.places, self.sums, strict=True):
             of_groups = [symmetric(sums).cpu() for sums in self.passes.compute.sum(groups)]
             moment = torch.stack(of_groups).sum(0)
             if not torch.isfinite(moment).all():
                 raise DataError("the tokens are not finite; check the base's weights, and --mean and --std")
-            total = total + moment[:-1, :-1]
+            totals[basis] = totals[basis] + max(joined, 1) * _by_token(moment, self.bases[basis])[:-1, :-1]
             worth.append(moment[-1, -1])
             share = (moment[-1, -1] / GROUPS).clamp_min(torch.finfo(torch.float64).tiny)
             triangles.append(torch.stack([triangle(m / share) for m in of_groups]))
-        return TokenStatistics(principal(total), torch.stack(triangles), torch.stack(worth))
+        directions = tuple(map(principal, totals))
+        return TokenStatistics(directions, tuple(triangles), torch.stack(worth), torch.tensor(self.places))
 
 
 def measure_tokens(network: Network, images: Split, weights: Sequence[Tensor], passes: Passes) -> TokenStatistics:

@@ -95,7 +95,8 @@ class Config:
 
 def _search_space(network: Network, policy: Policy, config: Config) -> SearchSpace:
     """The search space of the smallest slice."""
-    embed = narrowest(network, policy) if config.cut_embedding else 0
+    narrows = config.cut_embedding and network.geometry.fixed_channels is None
+    embed = narrowest(network, policy) if narrows else 0
     return SearchSpace(embed=embed, images=config.proxy_images, more={"cut_embedding": True})
 
 
@@ -172,7 +173,8 @@ def supernet(request: SupernetRequest, progress: Progress | None = None) -> Supe
     target = Target(opened.network, budget, policy, len(task.train))
     check_reachable(target, SUPERNET, partial(_search_space, opened.network, policy), config)
     images = min(config.proxy_images, len(task.train))
-    if config.cut_embedding and (reason := why_it_stays(opened.network, budget, images)) is not None:
+    reason = opened.network.geometry.fixed_channels or why_it_stays(opened.network, budget, images)
+    if config.cut_embedding and reason is not None:
         raise OptionError(f"supernet.cut_embedding=true: the embedding cannot be narrowed: {reason}")
     if training.steps is None:
         training = replace(training, steps=ceil(config.epochs * len(task.train) / training.batch_size))
@@ -237,7 +239,7 @@ def _train(resolved: _ResolvedSupernet, problem: Problem) -> tuple[Network, list
     growth = DropoutSchedule(most, config.updates, round(config.growth * training.steps))
     rival = rival_of(config.dropout, config.dropout_rate)
     dropout = ProgressiveDropout(network, units, growth, proxy, passes, training.seed, rival)
-    embed = None if encode is None else EmbedPlan(len(encode), encode)
+    embed = None if encode is None else EmbedPlan(len(encode), (encode,))
     distillation = distillation_for(problem, embed)
     train_for(problem, network, stage="supernet", constraint=dropout, distillation=distillation)
     with problem.stopwatch.stage("training"):

@@ -86,11 +86,18 @@ def principal(moment: Tensor) -> Tensor:
         return directions
 
 
-def encoder(directions: Tensor, width: int, basis: Callable[[int], Tensor] = flat_basis) -> Tensor:
-    """E [d', d] for d' = `width`, from all directions [d, d - 1]; `basis` is U [d', d' - 1] of a width."""
+def encoder(
+    directions: Tensor, width: int, basis: Callable[[int], Tensor] = flat_basis, *, mean: bool = False
+) -> Tensor:
+    """E [d', d] for d' = `width`, from all directions [d, d - 1]; `basis` is U [d', d' - 1] of a width.
+
+    Args:
+        mean: whether x' has the mean of x, which a norm that reads several tokens side by side sees, in place of 0.
+    """
+    whole = len(directions)
     with one_thread():
-        encode: Tensor = sqrt(width / len(directions)) * basis(width) @ directions[:, : width - 1].mT
-        return encode
+        encode: Tensor = sqrt(width / whole) * basis(width) @ directions[:, : width - 1].mT
+        return encode + 1 / whole if mean else encode
 
 
 def refined(directions: Tensor, width: int, moments: Sequence[Tensor], worth: Sequence[float]) -> Tensor:

@@ -103,15 +103,15 @@ class Family(Protocol):
     def with_embedding(
         self,
         module: nn.Module,
-        encode: Tensor,
+        encoders: Sequence[Tensor],
         decoders: Sequence[Decoder] | None = None,
         read: Sequence[int] = (),
         /,
     ) -> nn.Module:
-        """A copy whose tokens are `encode` [d', d], in fp64 on its device, times those of the module.
+        """A copy whose tokens are `encoders` [d', d], in fp64 on its device, times those of the module.
 
-        Layers that read tokens use a decoder: one for each of `Network.token_norms`, or by default the one that is
-        exact for the directions that `encode` keeps. Blocks whose tokens a head of the user's `read` put out those of
+        There is one encoder for each of `Geometry.bases`. Layers that read tokens use a decoder: one for each of
+        `Network.token_norms`, or by default the one that is exact for the directions that the encoder keeps. Blocks whose tokens a head of the user's `read` put out those of
         the whole width, by one decoder each after those of the norms.
 
         `solve.embedding` computes such matrices. Only if `embed` of no site is frozen. Norms and LayerScale are folded

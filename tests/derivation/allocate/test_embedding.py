@@ -115,7 +115,7 @@ def test_a_slice_is_of_the_largest_directions_or_few_refined_ones_read_through_t
     for width in (8, 32):
         plan = found.plan(width)
         assert plan is not None and plan.decoders is not None and len(plan.decoders) == 5
-        largest = encoder(found.tokens.directions, width)
+        largest = (encoder(found.tokens.directions[0], width),)
         plain = EmbedPlan(width, largest, found.tokens.decoders(largest))
         lost = found.lost(narrow_embedding(problem.network, plain))
         assert found.nats(width) == pytest.approx(lost, rel=1e-4) if width == 32 else found.nats(width) < lost
@@ -123,4 +123,4 @@ def test_a_slice_is_of_the_largest_directions_or_few_refined_ones_read_through_t
     unfitted = Slices(problem, 128, 64, fitted=False)
     plan = unfitted.plan(8)
     assert plan is not None and plan.decoders is None and plan.encode is not None
-    assert torch.equal(plan.encode, encoder(found.tokens.directions, 8)) and unfitted.nats(8) > found.nats(8)
+    assert torch.equal(plan.encode, encoder(found.tokens.directions[0], 8)) and unfitted.nats(8) > found.nats(8)

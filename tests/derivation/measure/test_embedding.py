@@ -51,10 +51,10 @@ def test_the_first_directions_hold_what_the_tokens_have(small_vit: Any, task: An
     network = small_vit()
     images = task.train.subset(16)
     even = [torch.ones(17).double()] * 4 + [torch.ones(17).double()]
-    directions = measure_tokens(network, images, even, PASSES).directions
+    (directions,) = measure_tokens(network, images, even, PASSES).directions
     assert directions.shape == (64, 63)
     seen: list[torch.Tensor] = []
-    hooks = [n.register_forward_hook(lambda n, x, _: seen.append(F.layer_norm(x[0], (64,), eps=n.eps).flatten(0, 1)))
+    hooks = [n.module.register_forward_hook(lambda n, x, _: seen.append(F.layer_norm(x[0], (64,), eps=n.eps).flatten(0, 1)))
              for n in network.token_norms]  # fmt: skip
     with torch.no_grad():
         for batch, _ in images.batches(16):
@@ -71,9 +71,9 @@ def test_the_first_directions_hold_what_the_tokens_have(small_vit: Any, task: An
 @pytest.mark.parametrize("args", [{}, {"global_pool": "avg"}], ids=["class token", "pooled before its norm"])
 def test_thinned_moments_are_those_of_the_tokens_taken(small_vit: Any, task: Any, args: dict[str, Any]) -> None:
     network, images = small_vit(**args), task.train.subset(8)
-    norms = network.token_norms
+    norms = [norm.module for norm in network.token_norms]
     even = [*[torch.ones(17).double()] * 4, torch.ones(1 if args else 17).double()]
-    moments = TokenMoments(network, even, PASSES, Thinning(3, 17, 1))
+    moments = TokenMoments(network, even, PASSES, {0: Thinning(3, 17, 1)})
     seen: dict[int, torch.Tensor] = {}
     seeing = (norms, lambda i, given, _: seen.update({i: given[0]}))
     PASSES.run(network, images, lambda *_: None, [moments.observer, seeing], stage="directions of tokens")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from family_examples import images, slimmed, sweep
+from small_models import encoders
 from torch import nn
 
 from edgevit.derivation.solve.embedding import (
@@ -85,7 +86,7 @@ def test_at_full_width_the_function_is_the_same(
     if geometry.fixed_embed is not None:
         return
     before = {key: value.clone() for key, value in network.state_dict().items()}
-    rotated = network.with_embedding(encoder(some_directions(64), 64))
+    rotated = network.with_embedding(encoders(network, geometry.embed, directions=some_directions))
     with torch.no_grad():
         logits, again = network(images().double()), rotated(images().double())
     assert logits.std() > 0.1
@@ -100,12 +101,16 @@ def test_a_narrower_network_costs_what_its_geometry_says(
     network = small_vit(name, **args)
     if network.geometry.fixed_embed is not None:
         return
-    slim = network.with_embedding(encoder(some_directions(64), 24))
+    whole = network.geometry
+    (width,) = whole.widths([24])
+    slim = network.with_embedding(encoders(network, width, directions=some_directions))
     geometry, dims = slim.geometry, list(slim.dims)
-    assert geometry.embed == 24 and dims == list(network.dims)
+    assert geometry.embed == width and dims == list(network.dims)
     assert sum(p.numel() for p in slim.parameters()) == geometry.params(dims)
-    assert geometry.macs(dims) == network.geometry.with_embed(24).macs(dims)
-    assert len(slim.token_norms) == 5
+    of_patches = 24**2 * geometry.tokens if whole.normed_patches else 0  # a linear layer behind their norm
+    assert geometry.macs(dims) == whole.with_embed(width).macs(dims) + of_patches
+    assert geometry.of_base(whole.embed).macs(dims) == whole.macs(dims) and geometry == network.geometry_at(width)
+    assert len(slim.token_norms) == len(network.token_norms)
     with torch.no_grad():
         assert torch.isfinite(slim(images())).all()
 
@@ -127,7 +132,7 @@ def test_a_network_of_few_directions_loses_nothing_when_it_is_narrowed(small_vit
                 layer.bias.copy_(project @ layer.bias)
     tokens: list[torch.Tensor] = []
     for norm in network.token_norms:
-        norm.register_forward_hook(lambda _, given, __: tokens.append(given[0].flatten(0, -2)))
+        norm.module.register_forward_hook(lambda _, given, __: tokens.append(given[0].flatten(0, -2)))
     with torch.no_grad():
         logits = network(images().double())
         seen = torch.cat([t - t.mean(-1, keepdim=True) for t in tokens])

@@ -71,14 +71,17 @@ def test_biases_of_relative_positions_go_with_their_head(small_vit: Any) -> None
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("embed", [None, 96])
 @torch.no_grad()
-def test_a_folder_has_the_blocks_that_remain_with_their_windows(tmp_path: Path) -> None:
+def test_a_folder_has_the_blocks_that_remain_with_their_windows(tmp_path: Path, embed: int | None) -> None:
     """The first block of a stage goes, so that the first one that is left is a shifted one; a stage loses both."""
-    folder, network = write_swin(tmp_path / "slim", depths=[2, 2, 2], num_heads=[2, 4, 8], kept=[1, 4, 5])
+    sizes: dict[str, Any] = {"depths": [2, 2, 2], "num_heads": [2, 4, 8]}
+    folder, network = write_swin(tmp_path / "slim", **sizes, kept=[1, 4, 5], embed=embed)
     model = load(folder)
     assert model.spec.timm_args["depths"] == [1, 0, 2]
     assert [(b.stage, b.shifted) for b in model.spec.blocks] == [(0, True), (2, False), (2, False)]
-    assert model.spec.embedding_text is None
+    narrower = None if embed is None else "the embedding has 96 channels of the base's 256"
+    assert model.spec.embedding_text == narrower and model.spec.timm_args["embed_dim"] == (64 if embed is None else 24)
     assert model.spec.blocks[1].qk != model.spec.blocks[1].vo
     expected = network(images(network))
     torch.testing.assert_close(model(images(model)), expected, rtol=0, atol=0)

@@ -133,7 +133,8 @@ def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
     moment = None
     for worth in norms:
         weights = worth.means(len(problem.task.train.subset(config.sensitivity_images)), problem.passes)
-        moment = TokenMoments(network, weights, problem.passes, thinned[0])
+        of_stages = {block.stage: thinning for block, thinning in zip(network.blocks, thinned, strict=True)}
+        moment = TokenMoments(network, weights, problem.passes, of_stages)
     with problem.stopwatch.stage("statistics"):
         statistics = calibrate(
             network, images, problem.passes, show=_shown(problem, config, images, moment),

@@ -47,8 +47,13 @@ class Slim:
     network: Network
     blocks: Sequence[int]  # number in the base of each block of the network
     align: bool = False  # whether layers that read normalised tokens are aligned before output weights are solved
-    # [d', d]: the tokens approximate encode times the base's tokens; None: the base's tokens themselves.
-    encode: Tensor | None = None
+    # [d', d] of each basis: the tokens approximate these times the base's tokens; None: the base's tokens themselves.
+    encoders: Sequence[Tensor] | None = None
+
+    @property
+    def has_own_tokens(self) -> bool:
+        """Whether its first tokens are no linear map of the base's."""
+        return self.encoders is not None and len(self.encoders) > 1
 
 
 _Scale = Tensor | float
@@ -95,7 +100,9 @@ class _Solver:
         stream: BaseStream,
         by_token: Sequence[tuple[Tensor, Tensor]],
         thinnings: Sequence[Thinning],
+        tokens: Sequence[Tensor] | None,
     ) -> None:
+        """Take its first tokens, [B, N, d'] per batch; None: they follow from the base's."""
         self.align, self.stream, self.by_token, self.thinnings = slim.align, stream, by_token, thinnings
         self.blocks = dict(zip(slim.blocks, slim.network.blocks, strict=True))
         # A block replaces the removed ones after it, up to the next that is kept or to the end of its stage.
@@ -104,11 +111,18 @@ class _Solver:
             begin: next((i for i in range(begin + 1, end) if stages[i] != stages[begin]), end)
             for begin, end in zip(slim.blocks, [*slim.blocks[1:], len(by_token)], strict=True)
         }
-        self.encode = None if slim.encode is None else slim.encode.to(stream.device).float()
-        self.tokens = [stream.store.copy(self._encoded(x.to(stream.device))) for x in stream.tokens]  # before the block
+        self.encoders = slim.encoders and [encode.to(stream.device).float() for encode in slim.encoders]
+        self._set_stage(0)
+        # The tokens before the block.
+        self.tokens = [*(tokens or (stream.store.copy(self._encoded(x.to(stream.device))) for x in stream.tokens))]
+
+    def _set_stage(self, stage: int) -> None:
+        # The last encoders are those of the stages.
+        count = len(self.stream.base.geometry.stages)
+        self.encode = None if self.encoders is None else self.encoders[stage - count]
 
     def _encoded(self, tokens: Tensor) -> Tensor:
-        """Return the base's tokens in this network's embedding."""
+        """Return the base's tokens in this network's embedding of their stage."""
         return tokens if self.encode is None else tokens @ self.encode.mT
 
     def _normalised(self, branch: SiteLayer[Any], base: SiteLayer[Any] | None, tokens: Tensor) -> Tensor:
@@ -122,6 +136,7 @@ class _Solver:
     def begin(self, layer: _Layer) -> None:
         """Start with the block of this layer, whose tokens the base's stream has now."""
         self.layer, self.thinning = layer, self.thinnings[layer.number]
+        self._set_stage(self.blocks[layer.number].stage)
         enter_all(self.stream, self.tokens, self.blocks[layer.number])
         self.heads: list[Tensor] = []  # the inputs of the attention's output layer
         self.attention, self.ffn = self.blocks[layer.number].attention, self.blocks[layer.number].ffn
@@ -291,8 +306,10 @@ def solve_in_sequence(
     """
     for network in (base, *(slim.network for slim in slims)):
         network.to(passes.compute.device).eval()
-    stream = BaseStream(base, images, passes, keep, quick=quick)
-    solvers = [_Solver(slim, stream, by_token, thinnings or [every_token(base)] * len(by_token)) for slim in slims]
+    others = [slim.network for slim in slims if slim.has_own_tokens]
+    stream = BaseStream(base, images, passes, keep, quick=quick, others=others)
+    own, thinned = iter(stream.of_others), thinnings or [every_token(base)] * len(by_token)
+    solvers = [_Solver(s, stream, by_token, thinned, next(own) if s.has_own_tokens else None) for s in slims]
     progress = passes.progress.stage("solve block by block", len(by_token), "block")
     with progress as stage, passes.products(base):
         for number, branches in enumerate(base.layers):

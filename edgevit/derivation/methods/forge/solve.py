@@ -70,7 +70,7 @@ def solve(
     if config.sequential:
         with problem.stopwatch.stage("sequential"):
             slims = [
-                Slim(network, plan.kept_blocks, align=config.align, encode=plan.encode)
+                Slim(network, plan.kept_blocks, align=config.align, encoders=plan.encoders)
                 for plan, network in zip(plans.values(), networks, strict=True)
             ]
             _solve(problem, config, slims, images, by_token)
@@ -121,7 +121,7 @@ def judge_plans(
         networks = [realise(base, without_tokens(plan)) for plan in batch]
         if config.sequential:
             slims = [
-                Slim(network, plan.kept_blocks, align=config.align, encode=plan.encode)
+                Slim(network, plan.kept_blocks, align=config.align, encoders=plan.encoders)
                 for network, plan in zip(networks, batch, strict=True)
             ]
             _solve(problem, config, slims, images, by_token)

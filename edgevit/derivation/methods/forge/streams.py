@@ -95,17 +95,28 @@ class BaseStream:
     """The base's tokens between two layers, batch by batch; with `quick` its sites multiply as in `Passes.rounded`."""
 
     def __init__(
-        self, base: Network, images: Split, passes: Passes, keep: Keep | None = None, *, quick: bool = False
+        self,
+        base: Network,
+        images: Split,
+        passes: Passes,
+        keep: Keep | None = None,
+        *,
+        quick: bool = False,
+        others: Sequence[Network] = (),
     ) -> None:
+        """Begin before the first layer, with the first tokens of other networks, too, in `of_others`."""
         self.passes, self.compute, self.keep, self.store = passes, passes.compute, keep, TensorStore()
         self.quick = quick
         self.device = self.compute.device
         self.base, self.blocks, self.branches = base, base.blocks, base.layers
         self.tokens: list[Tensor] = []
+        self.of_others: list[list[Tensor]] = [[] for _ in others]
         self._areas: list[PictureAreas | None] = []
 
         def add(batch: Tensor, _: Tensor) -> None:
             self.tokens.append(self.store.copy(base.first_tokens(batch)))
+            for network, tokens in zip(others, self.of_others, strict=True):
+                tokens.append(self.store.copy(network.first_tokens(batch).float()))
             self._areas.append(base.areas)
 
         passes.show(base, images, add)
@@ -181,14 +192,14 @@ def show_stream(
 ) -> None:
     """Classify every image layer by layer, with observers attached, and store the outputs of the sites."""
     base.to(passes.compute.device).eval()
-    stream = BaseStream(base, images, passes, keep, quick=quick)
     with (
         ExitStack() as stack,
-        passes.progress.stage("statistics of activations", len(stream.branches), "block") as stage,
+        passes.progress.stage("statistics of activations", len(base.blocks), "block") as stage,
         passes.products(base),
     ):
         for modules, observe in observers:
             stack.enter_context(observed(modules, observe))
+        stream = BaseStream(base, images, passes, keep, quick=quick)  # which may observe norms of the patches
         for layer in range(len(stream.branches)):
             stream.enter(layer)
             for passed in stream.past(layer, recompute=True):

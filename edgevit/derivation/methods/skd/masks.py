@@ -81,9 +81,9 @@ def masking(network: Network, masks: Callable[[], Dropping | None]) -> Iterator[
         return None if dropping is None else (dropping.narrowed(inputs[0]), *inputs[1:])
 
     with ExitStack() as stack:
-        if network.geometry.fixed_embed is None:
+        if network.geometry.fixed_channels is None:
             for norm in network.token_norms:
-                stack.callback(norm.register_forward_pre_hook(narrowed_tokens).remove)
+                stack.callback(norm.module.register_forward_pre_hook(narrowed_tokens).remove)
         for block, (heads, neurons) in enumerate(zip(network.projections, network.ffn_outputs, strict=True)):
             if heads is not None:
                 hook = heads.register_forward_hook(lambda _, __, output, i=block: masked(output, i, 0))

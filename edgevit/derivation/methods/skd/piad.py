@@ -117,7 +117,7 @@ def slice_plan(blocks: Sequence[Block], dims: Sequence[BlockDims], embed: int | 
     whole = attentions(blocks)[-1].embed
     if embed is None or embed == whole:
         return Plan(tuple(plans))
-    return Plan(tuple(plans), EmbedPlan(embed, prefix(embed, whole)))
+    return Plan(tuple(plans), EmbedPlan(embed, (prefix(embed, whole),)))
 
 
 @torch.no_grad()

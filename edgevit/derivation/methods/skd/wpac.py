@@ -56,7 +56,7 @@ def concentrate_embedding(network: Network, images: Split, passes: Passes, seed:
     the weights.
     """
     weights = token_weights(network, images, passes, seed=seed)
-    directions = measure_tokens(network, images, weights, passes).directions
+    (directions,) = measure_tokens(network, images, weights, passes).directions
     encode = encoder(directions, len(directions), nested_basis)
     with torch.no_grad():
         return network.with_embedding(encode.to(passes.compute.device)), encode

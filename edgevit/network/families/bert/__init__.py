@@ -163,7 +163,7 @@ def _write(layer: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def with_embedding(
-    model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None, read: Sequence[int] = ()
+    model: Any, encoders: Sequence[Tensor], decoders: Sequence[Decoder] | None = None, read: Sequence[int] = ()
 ) -> Any:
     raise UnsupportedModelError(f"cannot narrow the embedding of a BERT: {FROZEN['embed']}")
 

@@ -5,24 +5,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import Tensor, nn
 
 from edgevit.errors import UnsupportedModelError
-from edgevit.network.anatomy import Attention, Axis, Block, BlockDims, Decoder, Site, SiteKind
+from edgevit.network.anatomy import Attention, Axis, Block, BlockDims, Decoder, Site, SiteKind, decoder, side_by_side
 from edgevit.network.copies import bare_copy, without_values
 from edgevit.network.cost import Geometry, NetworkStage, attention_terms, ffn_terms
 from edgevit.network.families import architecture
+from edgevit.network.families.swin import embedding
 from edgevit.network.families.swin import interchange as interchange
 from edgevit.network.families.swin.interchange import reason_against
 from edgevit.network.families.swin.modules import SwinStage, TokenSwin, WindowAttention
+from edgevit.network.families.vit.embedding import fold, rebase_first, rebase_head
 from edgevit.network.families.vit.parts import (
     keep_rows,
     parameter,
@@ -33,10 +36,9 @@ from edgevit.network.families.vit.parts import (
 )
 from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer, SoftGates
 
-FROZEN: dict[Axis, str] = {
-    "tokens": "windows are full of tokens, so none can be dropped",
-    "embed": "layers that merge tokens normalise four of them together, in the basis of their stage",
-}
+FROZEN: dict[Axis, str] = {"tokens": "windows are full of tokens, so none can be dropped"}
+_NARROWED = "it was narrowed before, and a linear layer makes the first tokens of the patches"
+_RESTORED = "it was narrowed before, and linear layers give tokens of the whole width to the head"
 
 
 def matches(model: Any) -> bool:
@@ -59,17 +61,21 @@ def _blocks(model: Any) -> Iterator[tuple[int, Any]]:
 
 
 def blocks(model: Any) -> list[BlockLayers]:
-    layers, entered = list[BlockLayers](), 0
+    layers, entered, before = list[BlockLayers](), 0, nn.Module()
+    frozen = FROZEN
+    if embedding.is_narrower(model):
+        frozen = {**FROZEN, "embed": _RESTORED if _linear_ends(model) else _NARROWED}
     for index, (stage, block) in enumerate(_blocks(model)):
-        entry = tuple(model.layers[number].downsample for number in range(entered + 1, stage + 1))
-        layers.append(replace(_block_layers(index, block), stage=stage, shifted=block.shifted, entry=entry))
-        entered = stage
+        entry = [model.layers[number].downsample for number in range(entered + 1, stage + 1)]
+        entry = [layer for layer in (getattr(before, "restore", None), block.narrow, *entry) if layer is not None]
+        layers.append(replace(_block_layers(index, block, frozen), stage=stage, entry=tuple(entry)))
+        entered, before = stage, block
     return layers
 
 
-def _block_layers(index: int, block: Any) -> BlockLayers:
+def _block_layers(index: int, block: Any, frozen: Mapping[Axis, str]) -> BlockLayers:
     def around(kind: SiteKind, norm: nn.Module) -> dict[str, Any]:
-        return {"site": Site(index, kind, FROZEN), "before": norm, "after": (), "scale": 1.0}
+        return {"site": Site(index, kind, frozen), "before": norm, "after": (), "scale": 1.0}
 
     attn, mlp = block.attn, block.mlp
     attention = None if attn is None else AttentionLayer(
@@ -79,7 +85,9 @@ def _block_layers(index: int, block: Any) -> BlockLayers:
     ffn = None if mlp is None else FfnLayer(
         module=mlp, readers=(mlp.fc1,), output=mlp.fc2, read=partial(read_ffn, mlp), **around("ffn", block.norm2),
     )  # fmt: skip
-    return BlockLayers(block, attention, ffn)
+    return BlockLayers(
+        block, attention, ffn, shifted=block.shifted, restore=block.restore, sites=block.add_sites
+    )  # fmt: skip
 
 
 def _no_scores(tokens: Tensor, gates: SoftGates | None) -> Tensor:
@@ -98,36 +106,50 @@ def ends(model: Any) -> Ends:
         norm=model.norm,
         reads_mean=True,
         classifiers=(head,) if isinstance(head, nn.Linear) else (),
+        entries=embedding.entry_norms(model),
     )
+
+
+def _linear_ends(model: Any) -> list[nn.Linear]:
+    return [layer for number in range(len(model.layers)) for layer in embedding.linear_ends(model, number)]
 
 
 def geometry(model: Any) -> Geometry:
     heads, patch = ends(model).classifiers, model.patch_embed.proj
-    outside = sum(p.numel() for name, p in model.named_parameters() if ".blocks." not in name)
+    outside = sum(p.numel() for name, p in model.named_parameters() if ".blocks." not in name and ".narrow." not in name)
+    stages = tuple(_stage(stage, embedding.linear_ends(model, i)) for i, stage in enumerate(model.layers))
+    restoring = _linear_ends(model)
+    # Where a head reads tokens of the whole width, that is the width of the last norm.
+    of_norm = sum(p.numel() for p in model.norm.parameters()) if restoring else 0
     return Geometry(
-        stages=tuple(map(_stage, model.layers)),
+        stages=stages,
         patches=model.patch_embed.num_patches,
         patch_values=patch.in_channels * patch.kernel_size[0] * patch.kernel_size[1],
         outputs=sum(head.out_features for head in heads),
         classifier_heads=len(heads) or 1,
-        other_params=outside - sum(p.numel() for head in heads for p in head.parameters()),
+        other_params=outside - sum(p.numel() for head in heads for p in head.parameters()) - of_norm
+        - sum(stage.inputs * stage.embed for stage in stages),
+        head_params=of_norm + sum(layer.bias.numel() for layer in restoring if layer.bias is not None),
+        normed_patches=True,
         sites=tuple(layer.site for b in blocks(model) for layer in (b.attention, b.ffn) if layer is not None),
     )
 
 
-def _stage(stage: SwinStage) -> NetworkStage:
+def _stage(stage: SwinStage, restoring: Sequence[nn.Linear]) -> NetworkStage:
     windows, blocks_of_stage = stage.windows, list[Any](stage.blocks)
-    tokens, reduction = windows.grid[0] * windows.grid[1], getattr(stage.downsample, "reduction", None)
+    entry = embedding.entry_of(stage)
     attentions = [attn for block in blocks_of_stage if (attn := block.attn) is not None]
     biases = any(attn.qkv.bias is not None for attn in attentions)
     return NetworkStage(
         embed=stage.dim,
-        tokens=tokens,
+        tokens=windows.grid[0] * windows.grid[1],
         attention=attention_terms(biases=biases, vectors=3, per_head=windows.biases),
         ffn=ffn_terms(1, biases=True, vectors=3),
         pairs=windows.count * windows.area**2,
-        merging=0 if reduction is None else tokens * reduction.weight.numel(),
+        inputs=0 if entry is None else entry.in_features,
         grid=windows.grid,
+        restores=len(restoring),
+        whole=max(restoring[0].weight.shape) if restoring else 0,
     )
 
 
@@ -152,6 +174,7 @@ def _resize_block(stage: SwinStage, block: Any, dims: BlockDims, *, qkv_bias: bo
 def resize(model: Any, dims: Sequence[BlockDims], names: Container[str] | None = None) -> None:
     remaining = iter(dims)
     for number, stage in enumerate(model.layers):
+        embedding.resize_entry(stage, f"layers.{number}.downsample", names)
         for i, (block, sizes) in enumerate(zip(stage.blocks, remaining, strict=False)):
             block.shifted = sizes.shifted
             if names is None:
@@ -176,6 +199,8 @@ def _write(stage: SwinStage, block: Any, weights: Block) -> None:
     if weights.tokens:
         raise UnsupportedModelError(f"cannot drop tokens of a Swin: {FROZEN['tokens']}")
     a = weights.attention
+    if weights.dims.sites:
+        stage.dim = weights.embed
     _resize_block(stage, block, weights.dims, qkv_bias=a is not None and (a.bq is not None or a.bv is not None))
     if a is not None:
         assert a.relative is not None
@@ -185,10 +210,42 @@ def _write(stage: SwinStage, block: Any, weights: Block) -> None:
         write_ffn(block.mlp, weights.ffn)
 
 
+@torch.no_grad()
 def with_embedding(
-    model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None, read: Sequence[int] = ()
+    model: Any, encoders: Sequence[Tensor], decoders: Sequence[Decoder] | None = None, read: Sequence[int] = ()
 ) -> Any:
-    raise UnsupportedModelError(f"cannot narrow the embedding of a Swin: {FROZEN['embed']}")
+    of_patches, *of_stages = encoders
+    fitted = None if decoders is None else iter(decoders)
+    rebased, shifts = list[Block](), list[Tensor | None]()
+    for layers in blocks(model):
+        encode, weights, shift = of_stages[layers.stage], layers.read(), None
+        block: Any = layers.module
+        attention, ffn = weights.attention, weights.ffn
+        if attention is not None:
+            decode = next(fitted) if fitted else decoder(encode)
+            padded = block.attn.filled is not None
+            attention, shift = embedding.rebased_attention(attention, block.norm1, encode, decode, padded=padded)
+        if ffn is not None:
+            ffn = ffn.rebased(encode, fold(block.norm2, None), next(fitted) if fitted else decoder(encode))
+        rebased.append(replace(weights, attention=attention, ffn=ffn))
+        shifts.append(shift)
+    slim = build(model, rebased)
+    for (number, block), shift in zip(_blocks(slim), shifts, strict=True):
+        embedding.reset_norms(block, len(of_stages[number]), shift)
+    before = of_patches
+    for stage, encode in zip(slim.layers, of_stages, strict=True):
+        joined = side_by_side(before, embedding.joined_tokens(stage))
+        embedding.rebase_entry(slim, stage, encode, next(fitted) if fitted else decoder(joined))
+        before = encode
+    rebase_first(slim, of_patches)
+    if read:
+        stages = [number for number, _ in _blocks(model)]
+        restores = {i: next(fitted) if fitted else decoder(of_stages[stages[i]]) for i in read}
+        embedding.restore(slim, of_stages, restores)
+    else:
+        rebase_head(slim.norm, next(fitted) if fitted else decoder(before), ends(slim).classifiers)
+        slim.num_features = slim.head_hidden_size = slim.head.in_features = slim.head.num_features = len(before)
+    return slim
 
 
 def keep_blocks(model: Any, indices: Sequence[int]) -> None:
@@ -225,7 +282,7 @@ def of_one_size(model: Any) -> Iterator[None]:
 
 
 def first_tokens(model: Any, images: Tensor) -> Tensor:
-    tokens: Tensor = model.patch_embed(images).flatten(1, 2)
+    tokens: Tensor = model.layers[0].downsample(model.patch_embed(images))
     return tokens
 
 

@@ -17,6 +17,7 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import Tensor, nn
 
 from edgevit.network.anatomy import BlockDims
+from edgevit.network.families.swin.embedding import is_narrower
 from edgevit.network.families.swin.modules import SwinStage, TokenSwin, WindowAttention, WindowBlock, Windows
 from edgevit.network.weights import State, TimmArguments, Weights, first_names, mlp_ratio
 from edgevit.records.model import PreprocessingFields
@@ -72,6 +73,12 @@ for (name, block), dims in zip(blocks, spec["blocks"]):
     block.shift_size = tuple(w // 2 if dims["shifted"] and w < r else 0 for r, w in sides)
     block.attn_mask = block.get_attn_mask(device="cpu", dtype=torch.float32)
 """
+_NARROWER = """
+merging = [stage.downsample for stage in model.layers[1:]]
+model.layers[0].downsample = torch.nn.Linear(model.embed_dim, model.embed_dim)
+for layer in merging:
+    layer.reduction = torch.nn.Linear(layer.reduction.in_features, layer.reduction.out_features)
+""".lstrip()
 _NO_ATTENTION = """    if not dims["heads"]:  # only the FFN is left
         del block.norm1, block.attn
         block.forward = lambda x, b=block: x + b.mlp(b.norm2(x))
@@ -87,6 +94,7 @@ _REST = """    if dims["heads"]:
         block.mlp.fc1, block.mlp.fc2 = torch.nn.Linear(d, dims["ffn"]), torch.nn.Linear(dims["ffn"], d)
 model.load_state_dict(state)
 """
+_LOAD = "model.load_state_dict"
 
 
 def reason_against(model: Any) -> str | None:
@@ -126,7 +134,8 @@ def adopted(model: Any) -> Any:
         return model
     swin: Any = TokenSwin.__new__(TokenSwin)
     swin.__dict__.update(model.__dict__, _modules=dict(model._modules))
-    swin.patch_embed.strict_img_size = True
+    swin.patch_embed = PatchEmbed.__new__(PatchEmbed)
+    swin.patch_embed.__dict__.update(model.patch_embed.__dict__, flatten=True, strict_img_size=True)
     swin.layers = nn.Sequential(*(_stage(model, number) for number in range(len(model.layers))))
     return swin.train(model.training)
 
@@ -293,7 +302,8 @@ def stated_arguments(module: Any) -> TimmArguments:
 
 def timm_arguments(module: Any, depth: int, embed: int) -> TimmArguments:
     depths = [len(stage.blocks) for stage in module.layers]
-    return {} if sum(depths) == depth else {"depths": depths}
+    narrower: TimmArguments = {} if module.num_features == embed else {"embed_dim": module.embed_dim}
+    return narrower if sum(depths) == depth else {**narrower, "depths": depths}
 
 
 def plain_loader(model: Any) -> str | None:
@@ -307,4 +317,4 @@ def plain_loader(model: Any) -> str | None:
     lines = [_START]
     lines += [_NO_ATTENTION] * any(block.attn is None for block in blocks)
     lines += [_NO_FFN] * any(block.mlp is None for block in blocks)
-    return "".join([*lines, _REST])
+    return "".join([*lines, _REST.replace(_LOAD, _NARROWER + _LOAD) if is_narrower(model) else _REST])

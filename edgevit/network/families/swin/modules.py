@@ -144,12 +144,17 @@ class WindowAttention(SlimAttention):
 
 
 class WindowBlock(nn.Module):
-    """A block of timm's Swin, without its stochastic depth; a removed site has no modules."""
+    """A block of timm's Swin, without its stochastic depth; a removed site has no modules.
+
+    In a narrower embedding it may have linear layers: `narrow` before its sites, and `restore`, to the whole width.
+    """
 
     def __init__(self, block: Any, attn: WindowAttention | None, *, shifted: bool) -> None:
         super().__init__()
         self.shifted = shifted
         self.norm1, self.attn, self.norm2, self.mlp = block.norm1, attn, block.norm2, block.mlp
+        self.narrow: nn.Module | None = None
+        self.restore: nn.Module | None = None
 
     def drop(self, kind: SiteKind) -> None:
         """Remove a site."""
@@ -159,20 +164,27 @@ class WindowBlock(nn.Module):
             self.norm2 = self.mlp = None
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        x = self.add_sites(x if self.narrow is None else self.narrow(x), attn_mask)
+        return x if self.restore is None else self.restore(x)
+
+    def add_sites(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        """Add the outputs of the sites to tokens of the embedding's own width."""
         if self.attn is not None:
             x = x + self.attn(self.norm1(x), attn_mask)
         return x if self.mlp is None else x + self.mlp(self.norm2(x))
 
 
 class Merging(nn.Module):
-    """Join four neighbouring tokens to one, twice as wide."""
+    """Join four neighbouring tokens to one, twice as wide; `narrow` is as in a block."""
 
     def __init__(self, merging: Any, grid: Sequence[int]) -> None:
         super().__init__()
         self.norm, self.reduction, self.grid = merging.norm, merging.reduction, tuple(grid)
+        self.narrow: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = self.grid
+        x = x if self.narrow is None else self.narrow(x)
         x = x.view(x.shape[0], rows, columns, -1)
         if rows % 2 or columns % 2:
             x = F.pad(x, (0, 0, 0, columns % 2, 0, rows % 2))
@@ -182,13 +194,16 @@ class Merging(nn.Module):
 
 
 class SwinStage(nn.Module):
-    """Blocks of one width and one grid of tokens, after the layer that merges those of the stage before."""
+    """Blocks of one width and one grid of tokens, after the layer that merges those of the stage before.
+
+    In the first stage that layer is the identity, or of a narrower embedding a linear layer.
+    """
 
     def __init__(self, stage: Any, windows: Windows, dim: int) -> None:
         super().__init__()
         self.windows, self.dim = windows, dim
         merges = hasattr(stage.downsample, "reduction")
-        self.downsample = Merging(stage.downsample, stage.input_resolution) if merges else nn.Identity()
+        self.downsample: nn.Module = Merging(stage.downsample, stage.input_resolution) if merges else nn.Identity()
         self.blocks = nn.Sequential(*stage.blocks)
 
     @property
@@ -207,7 +222,7 @@ class TokenSwin(SwinTransformer):  # type: ignore[misc]
     """timm's SwinTransformer of these modules."""
 
     def forward_features(self, x: Tensor) -> Tensor:
-        tokens: Tensor = self.norm(self.layers(self.patch_embed(x).flatten(1, 2)))
+        tokens: Tensor = self.norm(self.layers(self.patch_embed(x)))
         return tokens
 
     def forward_intermediates(
@@ -222,7 +237,7 @@ class TokenSwin(SwinTransformer):  # type: ignore[misc]
         """The maps [B, d, H, W] of some stages, after the last tokens unless left out, with timm's signature."""
         assert output_fmt == "NCHW", "as in timm"
         chosen, last = feature_take_indices(len(self.layers), indices)
-        tokens, maps = self.patch_embed(x).flatten(1, 2), list[Tensor]()
+        tokens, maps = self.patch_embed(x), list[Tensor]()
         for number, stage in enumerate(self.layers[: last + 1] if stop_early else self.layers):
             tokens = stage(tokens)
             if number in chosen:

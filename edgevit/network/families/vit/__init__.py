@@ -308,9 +308,9 @@ def build(model: Any, weights_of_blocks: Sequence[Block]) -> Any:
 
 @torch.no_grad()
 def with_embedding(
-    model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None, read: Sequence[int] = ()
+    model: Any, encoders: Sequence[Tensor], decoders: Sequence[Decoder] | None = None, read: Sequence[int] = ()
 ) -> Any:
-    rebased = []
+    (encode,), rebased = encoders, []
     remaining = repeat(decoder(encode)) if decoders is None else iter(decoders)
     for layers in blocks(model):
         block, weights = layers.module, layers.read()
@@ -326,7 +326,8 @@ def with_embedding(
         restores = {i: next(remaining) for i in read}
         slim.blocks = nn.Sequential(*embedding.restored(slim.blocks, encode, restores))
     else:
-        embedding.rebase_head(slim, next(remaining), ends(slim).classifiers)
+        embedding.rebase_head(embedding.final_norm(slim), next(remaining), ends(slim).classifiers)
+        slim.num_features = slim.head_hidden_size = len(encode)
     return slim
 
 
@@ -363,7 +364,10 @@ def geometry(model: Any) -> Geometry:
     # Where a head reads tokens of the whole width, that is the width of the last norm.
     of_norm = sum(p.numel() for p in embedding.final_norm(model).parameters()) if linear else 0
     patches = model.patch_embed.num_patches
-    stage = NetworkStage(dim, patches + model.num_prefix_tokens, attention, ffn, grid=model.patch_embed.grid_size)
+    stage = NetworkStage(
+        dim, patches + model.num_prefix_tokens, attention, ffn, grid=model.patch_embed.grid_size,
+        restores=len(linear), whole=linear[-1].out_features if linear else 0,
+    )  # fmt: skip
     return Geometry(
         stages=(stage,),
         patches=patches,
@@ -374,8 +378,6 @@ def geometry(model: Any) -> Geometry:
         joined=model.fc_norm.joined if isinstance(model.fc_norm, tokens.TokenChoice) else 1,
         other_params=sum(p.numel() for p in outside) - in_classifiers - of_norm,
         head_params=of_norm + sum(layer.bias.numel() for layer in linear if layer.bias is not None),
-        restores=len(linear),
-        whole=linear[-1].out_features if linear else 0,
         sites=tuple(layer.site for b in blocks(model) for layer in (b.attention, b.ffn) if layer is not None),
     )
 

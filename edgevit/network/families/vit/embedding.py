@@ -58,22 +58,23 @@ def fold(norm: Any, scale: Any) -> Fold:
 def reset_norms(block: Any, width: int) -> None:
     """Reset the norms and LayerScale of a block to ones, in place, after folding."""
     for norm in _norms_of(block):
-        _plain_norm(norm, width)
+        plain_norm(norm, width)
     for name in ("ls1", "ls2"):
         if isinstance(scale := getattr(block, name, None), LayerScale):
             scale.gamma = nn.Parameter(scale.gamma.new_ones(width))
 
 
-def _plain_norm(norm: Any, width: int) -> None:
+def plain_norm(norm: Any, width: int) -> None:
+    """Set the weight of a norm to ones and its bias to zeros, in place."""
     norm.normalized_shape = (width,)
     for name, value in (("weight", 1.0), ("bias", 0.0)):
         if (old := getattr(norm, name)) is not None:
             setattr(norm, name, nn.Parameter(old.new_full((width,), value)))
 
 
-def rebase_head(model: Any, decode: Decoder, heads: Sequence[nn.Linear]) -> None:
-    """Change the basis of the layers after the blocks, in place; `decode`: of the final norm."""
-    norm, (whole, width) = final_norm(model), decode.weight.shape
+def rebase_head(norm: Any, decode: Decoder, heads: Sequence[nn.Linear]) -> None:
+    """Change the basis of the layers after the blocks, in place; `norm`: the final one, with its decoder."""
+    whole, width = decode.weight.shape
     of_head = fold(norm, None)
     for head in heads:  # which may read several vectors side by side: weight [parts, C, d]
         parts = head.weight.detach().reshape(len(head.weight), -1, whole).transpose(0, 1)
@@ -83,8 +84,7 @@ def rebase_head(model: Any, decode: Decoder, heads: Sequence[nn.Linear]) -> None
         weight, shifts = of_head.read(parts, shifts, decode)
         head.weight, head.bias = nn.Parameter(weight.transpose(0, 1).flatten(1)), nn.Parameter(shifts.sum(0))
         head.in_features = head.weight.shape[1]
-    _plain_norm(norm, width)
-    model.num_features = model.head_hidden_size = width
+    plain_norm(norm, width)
 
 
 def rebase_first(model: Any, encode: Tensor) -> None:
@@ -112,10 +112,10 @@ def restored(blocks: Iterable[Any], encode: Tensor, restores: Mapping[int, Decod
         slim = block if isinstance(block, SlimBlock) else SlimBlock(block, ("attn", "mlp"))
         like = next(slim.parameters(), encode.float())
         if i - 1 in restores:
-            slim.narrow = _linear(encode.to(like), None)
+            slim.narrow = linear(encode.to(like), None)
         if i in restores:
             weight, bias = restores[i].weight.to(like), restores[i].bias
-            slim.restore = _linear(weight, weight.new_zeros(len(weight)) if bias is None else bias.to(like))
+            slim.restore = linear(weight, weight.new_zeros(len(weight)) if bias is None else bias.to(like))
         slims.append(slim)
     return slims
 
@@ -126,7 +126,8 @@ def linear_ends(model: Any) -> list[nn.Linear]:
     return [layer for layer in ends if layer is not None]
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer of these weights."""
     rows, columns = weight.shape
     with without_values():
         layer = nn.Linear(columns, rows, bias=bias is not None)

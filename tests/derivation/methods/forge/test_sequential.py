@@ -249,7 +249,7 @@ def test_a_network_of_another_embedding_is_brought_back_to_the_bases_tokens(smal
         wanted = base.module.blocks(base.first_tokens(images)) @ encode.float().mT
         before = slim.module.blocks(slim.first_tokens(images))
         even = [(torch.ones(17).double(), torch.ones(17).double())] * 2
-        mended = [Slim(slim, [0, 1], encode=encode)]
+        mended = [Slim(slim, [0, 1], encoders=[encode])]
         solve_in_sequence(base, mended, task.train.subset(128), even, PASSES)
         after = slim.module.blocks(slim.first_tokens(images))
         if change is None:

@@ -5,21 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import timm
 import torch
 from family_examples import SWIN
-from small_models import SWIN_ARGS
+from small_models import SWIN_ARGS, with_embedding
 
 from edgevit.network.families.swin.interchange import plain_loader
 
 
+@pytest.mark.parametrize("embed", [128, 48])
 @torch.no_grad()
-def test_windows_are_those_of_the_blocks_that_remain(small_vit: Any) -> None:
+def test_windows_are_those_of_the_blocks_that_remain(small_vit: Any, embed: int) -> None:
     args = {"depths": [3, 2], "window_size": 3}
     network = small_vit(SWIN, **args)
     network.keep_blocks([1, 2, 3])  # the first is shifted
     first, second, last = network.read()
     network = network.build([first, replace(second, attention=None), replace(last, ffn=None)]).eval()
+    network = network if embed == 128 else with_embedding(network, embed)
     lines = plain_loader(network.module)
     assert lines is not None and "edgevit" not in lines
     timm_args = {**SWIN_ARGS, **args, **network.timm_arguments(5, 128)}
