@@ -273,9 +273,7 @@ class Network(nn.Module):
         """A copy whose blocks have these weights, of any sizes."""
         return Network(self.family.build(self.module, blocks), self.family, self.output)
 
-    def with_embedding(
-        self, encoders: Tensor | Sequence[Tensor], decoders: Sequence[Decoder] | None = None
-    ) -> Network:
+    def with_embedding(self, encoders: Tensor | Sequence[Tensor], decoders: Sequence[Decoder] | None = None) -> Network:
         """A copy whose tokens are `encoders` [d', d], in fp64 on its device, times those of the network (`Family`).
 
         Args:

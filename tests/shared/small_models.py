@@ -97,7 +97,7 @@ def some_directions(width: int) -> Tensor:
 
 @torch.no_grad()
 def lie_in_few_directions(swin: Network, width: int) -> None:
-    """Have all tokens lie in the directions that an embedding of this width keeps of `some_directions`, and their mean."""
+    """Have all tokens lie in those of `some_directions` that an embedding of this width keeps, and their mean."""
     geometry, model = swin.geometry, swin.module
 
     def onto(layer: Any, stage: int) -> None:

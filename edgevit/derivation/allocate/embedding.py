@@ -77,8 +77,9 @@ def why_it_stays(network: Network, budget: Budget, images: int) -> str | None:
     if budget.at_least_embed == geometry.embed:
         return "a plan of this width grows"
     if budget.least_embed == geometry.embed:
-        several = len(geometry.stages) > 1
-        return f"the cost table lists no narrower one; {'it is measured at one width per stage' if several else '`edgevit cost` measures them'}"
+        is_one = len(geometry.stages) == 1
+        why = "`edgevit cost` measures them" if is_one else "several stages are measured at their own widths alone"
+        return f"the cost table lists no narrower one; {why}"
     if images < (enough := enough_images(network)):
         return f"{images} calibration images do not determine the directions of its tokens, {enough} would"
     return None
@@ -188,8 +189,9 @@ class Slices:
             with self.problem.stopwatch.stage("embedding"):
                 encoders = tokens.encoders(width, fitted=self.fitted)
                 network = self.problem.network.to(self.problem.compute.device)
-                nats = torch.tensor([self.lost(narrow_embedding(network, self._planned(encoders)))], dtype=torch.float64)
-                return {**{f"encode.{i}": encode for i, encode in enumerate(encoders)}, "nats": nats}
+                nats = self.lost(narrow_embedding(network, self._planned(encoders)))
+                tensors = {f"encode.{i}": encode for i, encode in enumerate(encoders)}
+                return {**tensors, "nats": torch.tensor([nats], dtype=torch.float64)}
 
         if width not in self.slices:
             measured = self.problem.cache.tensors(

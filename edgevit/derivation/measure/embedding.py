@@ -119,7 +119,7 @@ class TokenStatistics:
 
 
 def _by_token(moment: Tensor, width: int) -> Tensor:
-    """The mean moment [d + 1, d + 1] of each token [d] of those that a norm reads side by side, without its own mean."""
+    """The moment [d + 1, d + 1] of single tokens without their mean, from that of tokens side by side."""
     joined = len(moment) // width
     if joined == 1:
         return moment

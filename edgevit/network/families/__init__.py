@@ -111,8 +111,9 @@ class Family(Protocol):
         """A copy whose tokens are `encoders` [d', d], in fp64 on its device, times those of the module.
 
         There is one encoder for each of `Geometry.bases`. Layers that read tokens use a decoder: one for each of
-        `Network.token_norms`, or by default the one that is exact for the directions that the encoder keeps. Blocks whose tokens a head of the user's `read` put out those of
-        the whole width, by one decoder each after those of the norms.
+        `Network.token_norms`, or by default the one that is exact for the directions that the encoder keeps. Blocks
+        whose tokens a head of the user's `read` put out those of the whole width, by one decoder each after those of
+        the norms.
 
         `solve.embedding` computes such matrices. Only if `embed` of no site is frozen. Norms and LayerScale are folded
         into the weights, and are ones in the copy, which may have additional biases.

@@ -54,8 +54,9 @@ def test_the_first_directions_hold_what_the_tokens_have(small_vit: Any, task: An
     (directions,) = measure_tokens(network, images, even, PASSES).directions
     assert directions.shape == (64, 63)
     seen: list[torch.Tensor] = []
-    hooks = [n.module.register_forward_hook(lambda n, x, _: seen.append(F.layer_norm(x[0], (64,), eps=n.eps).flatten(0, 1)))
-             for n in network.token_norms]  # fmt: skip
+    norms = [norm.module for norm in network.token_norms]
+    hooks = [n.register_forward_hook(lambda n, x, _: seen.append(F.layer_norm(x[0], (64,), eps=n.eps).flatten(0, 1)))
+             for n in norms]  # fmt: skip
     with torch.no_grad():
         for batch, _ in images.batches(16):
             network(batch)

@@ -116,9 +116,10 @@ def _linear_ends(model: Any) -> list[nn.Linear]:
 
 def geometry(model: Any) -> Geometry:
     heads, patch = ends(model).classifiers, model.patch_embed.proj
-    outside = sum(p.numel() for name, p in model.named_parameters() if ".blocks." not in name and ".narrow." not in name)
     stages = tuple(_stage(stage, embedding.linear_ends(model, i)) for i, stage in enumerate(model.layers))
     restoring = _linear_ends(model)
+    counted = {p for layer in (*restoring, *heads) for p in layer.parameters()}
+    outside = [p for name, p in model.named_parameters() if ".blocks." not in name and p not in counted]
     # Where a head reads tokens of the whole width, that is the width of the last norm.
     of_norm = sum(p.numel() for p in model.norm.parameters()) if restoring else 0
     return Geometry(
@@ -127,8 +128,7 @@ def geometry(model: Any) -> Geometry:
         patch_values=patch.in_channels * patch.kernel_size[0] * patch.kernel_size[1],
         outputs=sum(head.out_features for head in heads),
         classifier_heads=len(heads) or 1,
-        other_params=outside - sum(p.numel() for head in heads for p in head.parameters()) - of_norm
-        - sum(stage.inputs * stage.embed for stage in stages),
+        other_params=sum(p.numel() for p in outside) - of_norm - sum(stage.inputs * stage.embed for stage in stages),
         head_params=of_norm + sum(layer.bias.numel() for layer in restoring if layer.bias is not None),
         normed_patches=True,
         sites=tuple(layer.site for b in blocks(model) for layer in (b.attention, b.ffn) if layer is not None),

@@ -11,17 +11,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from family_examples import SWIN
 from problems import untrained
 from small_base import ARGS, derive, write_checkpoint, write_cost_table
+from small_models import SWIN_ARGS, lie_in_few_directions
 
 import edgevit
 from edgevit.cli.console import Console
 from edgevit.data.task import open_task
+from edgevit.derivation.measure.divergence import divergence, network_outputs
 from edgevit.derivation.measure.embedding import TokenStatistics
 from edgevit.derivation.methods.forge import choose
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.curves import unpacked
-from edgevit.derivation.methods.forge.method import _make_curves
+from edgevit.derivation.methods.forge.method import METHOD, _make_curves
 from edgevit.derivation.solve.attention import keep_heads
 from edgevit.errors import BudgetError
 from edgevit.network.checkpoint import describe
@@ -52,6 +55,28 @@ def test_blocks_and_heads_go_where_no_width_is_small_enough(checkpoint: Path, tm
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(loaded(images), made.model(images))
     assert loaded.module.default_cfg is not None and len(loaded.blocks) == 1
+
+
+def test_a_swin_of_few_directions_is_narrowed_in_all_of_its_stages(small_vit: Any, tmp_path: Path) -> None:
+    """Without that it loses several times as much."""
+    args = {"depths": [2, 2], "window_size": 3}  # shifted, and padded
+    network = small_vit(SWIN, **args)
+    lie_in_few_directions(network, 48)
+    base = describe(network, SWIN, {**SWIN_ARGS, **args})
+    task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
+    lost = {}
+    for narrows in (True, False):
+        problem = untrained(base, task, 0.7, tmp_path, "free")
+        made = METHOD.derive(problem, Config(**FEW, cut_embedding=narrows, refit_head=False))
+        geometry, images = made.network.geometry, task.validation.subset(200)
+        assert geometry.macs(made.network.dims) <= problem.budget.limit
+        assert (geometry.embed < 128) == narrows and [stage.embed for stage in geometry.stages] == [
+            geometry.embed // 2, geometry.embed
+        ]  # fmt: skip
+        outputs = [network_outputs(each, images, PASSES) for each in (problem.network, made.network)]
+        lost[narrows] = divergence(network.output, *outputs)
+    print(lost)
+    assert lost[True] < 0.5 * lost[False]
 
 
 def test_the_embedding_is_narrowed_where_that_loses_less(checkpoint: Path, tmp_path: Path) -> None:
@@ -240,7 +265,7 @@ def test_a_head_that_puts_out_the_same_everywhere_is_priced_as_what_the_bias_can
     problem = untrained(base, task, 0.5, tmp_path)
     made = _make_curves(problem, Config(calibration_images=64, sensitivity_images=64))
     tokens = TokenStatistics.pop_from(made)
-    assert tokens is not None and tokens.directions.shape == (64, 63)
+    assert tokens is not None and tokens.directions[0].shape == (64, 63)
     curves = unpacked(made)
     images = torch.cat([batch for batch, _ in task.train.subset(64).batches(32)])
     whole = F.log_softmax(problem.network(images).double(), 1).detach()

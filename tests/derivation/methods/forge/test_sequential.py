@@ -182,7 +182,7 @@ def test_a_change_of_basis_that_changes_nothing(align: bool, network: Any, task:
     one, other = bare_copy(network), bare_copy(network)
     for slim in (one, other):
         slim.read()[0].ffn.w1[::2] *= 0.1
-    _solve_all(network, [Slim(one, [0, 1], align), Slim(other, [0, 1], align, torch.eye(64).double())], task)
+    _solve_all(network, [Slim(one, [0, 1], align), Slim(other, [0, 1], align, [torch.eye(64).double()])], task)
     images = _images(task, 32)
     torch.testing.assert_close(one(images), other(images), atol=1e-3, rtol=1e-3)
 

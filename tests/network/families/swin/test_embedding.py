@@ -51,4 +51,3 @@ def test_at_full_width_windows_and_merged_tokens_that_are_padded_are_exact(small
     expected = network(images(network))
     turned = network.with_embedding(encoders(network, 128, directions=some_directions)).eval()
     torch.testing.assert_close(turned(images(network)), expected, rtol=1e-8, atol=1e-8)
-
