@@ -111,12 +111,12 @@ def ends(model: Any) -> Ends:
 
 
 def _linear_ends(model: Any) -> list[nn.Linear]:
-    return [layer for number in range(len(model.layers)) for layer in embedding.linear_ends(model, number)]
+    return [layer for number in range(len(model.layers)) for layer in embedding.ends_of_stage(model, number)]
 
 
 def geometry(model: Any) -> Geometry:
     heads, patch = ends(model).classifiers, model.patch_embed.proj
-    stages = tuple(_stage(stage, embedding.linear_ends(model, i)) for i, stage in enumerate(model.layers))
+    stages = tuple(_stage(stage, embedding.ends_of_stage(model, i)) for i, stage in enumerate(model.layers))
     restoring = _linear_ends(model)
     counted = {p for layer in (*restoring, *heads) for p in layer.parameters()}
     outside = [p for name, p in model.named_parameters() if ".blocks." not in name and p not in counted]
@@ -231,7 +231,7 @@ def with_embedding(
         shifts.append(shift)
     slim = build(model, rebased)
     for (number, block), shift in zip(_blocks(slim), shifts, strict=True):
-        embedding.reset_norms(block, len(of_stages[number]), shift)
+        embedding.plain_norms(block, len(of_stages[number]), shift)
     before = of_patches
     for stage, encode in zip(slim.layers, of_stages, strict=True):
         joined = side_by_side(before, embedding.joined_tokens(stage))
@@ -241,7 +241,7 @@ def with_embedding(
     if read:
         stages = [number for number, _ in _blocks(model)]
         restores = {i: next(fitted) if fitted else decoder(of_stages[stages[i]]) for i in read}
-        embedding.restore(slim, of_stages, restores)
+        embedding.restore_blocks(slim, of_stages, restores)
     else:
         rebase_head(slim.norm, next(fitted) if fitted else decoder(before), ends(slim).classifiers)
         slim.num_features = slim.head_hidden_size = slim.head.in_features = slim.head.num_features = len(before)

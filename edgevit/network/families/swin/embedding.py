@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from edgevit.network.anatomy import Attention, Decoder
 from edgevit.network.copies import without_values
 from edgevit.network.families.swin.modules import Merging, SwinStage
-from edgevit.network.families.vit.embedding import fold, linear, plain_norm
+from edgevit.network.families.vit.embedding import fold, linear_layer, plain_norm
 from edgevit.network.layers import TokenNorm
 
 _MERGED = 4  # tokens
@@ -44,7 +44,7 @@ def entry_of(stage: SwinStage) -> nn.Linear | None:
     return entry.reduction if isinstance(entry, Merging) else entry if isinstance(entry, nn.Linear) else None
 
 
-def linear_ends(model: Any, number: int) -> list[nn.Linear]:
+def ends_of_stage(model: Any, number: int) -> list[nn.Linear]:
     """The linear layers between the tokens of a stage and those of the whole width."""
     ends: list[Any] = [layer for block in model.layers[number].blocks for layer in (block.narrow, block.restore)]
     ends += [stage.downsample.narrow for stage in model.layers[number + 1 : number + 2]]
@@ -84,7 +84,7 @@ def rebased_attention(
     return replace(rebased, bq=bq, bk=bk, bv=bv), shift.to(part.wo)
 
 
-def reset_norms(block: Any, width: int, shift: Tensor | None) -> None:
+def plain_norms(block: Any, width: int, shift: Tensor | None) -> None:
     """Reset the norms of a block to ones, in place, after folding; `shift` is the bias of the attention's."""
     for norm in (block.norm1, block.norm2):
         if norm is not None:
@@ -106,7 +106,7 @@ def rebase_entry(model: Any, stage: SwinStage, encode: Tensor, decode: Decoder) 
     weight = encode if old is None else encode @ old.weight.detach().double()
     bias = None if old is None or old.bias is None else encode @ old.bias.detach().double()
     weight, bias = of_norm.read(weight, bias, decode)
-    layer = linear(weight.to(norm.weight), bias.to(norm.weight))
+    layer = linear_layer(weight.to(norm.weight), bias.to(norm.weight))
     if merging is None:
         stage.downsample = layer
     else:
@@ -115,7 +115,7 @@ def rebase_entry(model: Any, stage: SwinStage, encode: Tensor, decode: Decoder) 
     stage.dim = len(encode)
 
 
-def restore(model: Any, encoders: Sequence[Tensor], restores: Mapping[int, Decoder]) -> None:
+def restore_blocks(model: Any, encoders: Sequence[Tensor], restores: Mapping[int, Decoder]) -> None:
     """Have some blocks put out tokens of the whole width, in place; what reads them next begins with an encoder.
 
     Args:
@@ -127,8 +127,8 @@ def restore(model: Any, encoders: Sequence[Tensor], restores: Mapping[int, Decod
     for index, decode in restores.items():
         number, block = places[index]
         bias = decode.weight.new_zeros(len(decode.weight)) if decode.bias is None else decode.bias
-        block.restore = linear(decode.weight.to(like), bias.to(like))
+        block.restore = linear_layer(decode.weight.to(like), bias.to(like))
         in_stage = index + 1 < len(places) and places[index + 1][0] == number
         readers: list[Any] = [places[index + 1][1]] if in_stage else [s.downsample for s in model.layers[number + 1 :]]
         for reader in readers[:1]:
-            reader.narrow = linear(encoders[number].to(like), None)
+            reader.narrow = linear_layer(encoders[number].to(like), None)

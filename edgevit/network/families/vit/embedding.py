@@ -112,10 +112,10 @@ def restored(blocks: Iterable[Any], encode: Tensor, restores: Mapping[int, Decod
         slim = block if isinstance(block, SlimBlock) else SlimBlock(block, ("attn", "mlp"))
         like = next(slim.parameters(), encode.float())
         if i - 1 in restores:
-            slim.narrow = linear(encode.to(like), None)
+            slim.narrow = linear_layer(encode.to(like), None)
         if i in restores:
             weight, bias = restores[i].weight.to(like), restores[i].bias
-            slim.restore = linear(weight, weight.new_zeros(len(weight)) if bias is None else bias.to(like))
+            slim.restore = linear_layer(weight, weight.new_zeros(len(weight)) if bias is None else bias.to(like))
         slims.append(slim)
     return slims
 
@@ -126,7 +126,7 @@ def linear_ends(model: Any) -> list[nn.Linear]:
     return [layer for layer in ends if layer is not None]
 
 
-def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """A linear layer of these weights."""
     rows, columns = weight.shape
     with without_values():
