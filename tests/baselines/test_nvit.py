@@ -78,7 +78,7 @@ def test_what_has_gone_does_not_come_back(after: Callable[..., Derived], groupin
     def units(made: Derived) -> list[set[int]]:
         heads = [set(b.attention.heads) for b in made.plan.blocks if b.attention is not None]
         neurons = [set(b.ffn.neurons.tolist()) for b in made.plan.blocks if b.ffn is not None]
-        encode = torch.eye(64) if made.plan.encode is None else made.plan.encode
+        encode = torch.eye(64) if made.plan.embed is None else made.plan.embed.encode
         return [*heads, *neurons, set(encode.nonzero()[:, 1].tolist())]
 
     rounds = [units(after(count, 0.15, grouping)) for count in (1, 2, 3)]

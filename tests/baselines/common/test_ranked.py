@@ -46,9 +46,9 @@ def test_the_plan_keeps_the_highest_of_every_kind(problem: Problem) -> None:
         assert a.heads == tuple(range(4 - len(a.heads), 4))
         assert f.neurons.tolist() == list(range(base.dims.ffn - f.width, base.dims.ffn))
         assert torch.equal(a.weights.wv, base.attention.wv[list(a.heads)][:, base.dims.vo - a.widths[1] :])
-    assert plan.embed is not None and plan.encode is not None
-    last = torch.arange(plan.encode.shape[1] - plan.embed.width, plan.encode.shape[1])
-    assert torch.equal(plan.encode.nonzero()[:, 1], last)
+    assert plan.embed is not None and plan.embed.encode is not None
+    last = torch.arange(plan.embed.encode.shape[1] - plan.embed.width, plan.encode.shape[1])
+    assert torch.equal(plan.embed.encode.nonzero()[:, 1], last)
 
 
 def test_a_derivation_says_what_stayed_and_how_good_it_is_before_training(problem: Problem) -> None:
