@@ -47,7 +47,7 @@ def test_the_plan_keeps_the_highest_of_every_kind(problem: Problem) -> None:
         assert f.neurons.tolist() == list(range(base.dims.ffn - f.width, base.dims.ffn))
         assert torch.equal(a.weights.wv, base.attention.wv[list(a.heads)][:, base.dims.vo - a.widths[1] :])
     assert plan.embed is not None and plan.embed.encode is not None
-    last = torch.arange(plan.embed.encode.shape[1] - plan.embed.width, plan.encode.shape[1])
+    last = torch.arange(plan.embed.encode.shape[1] - plan.embed.width, plan.embed.encode.shape[1])
     assert torch.equal(plan.embed.encode.nonzero()[:, 1], last)
 
 
