@@ -6,7 +6,8 @@ removed from the layer, from norms behind it, and from its readers' weights.
 
 Chains are not recognised by types or names of modules: the output of a layer is changed in half of its channels, while
 all other layers give what they gave before, and what they read then is compared with what they read before. A chain
-that is found is cut once for a trial, and must give what the whole gives without these channels.
+that is found is cut for a trial, and must give what the whole gives without these channels. Both are done with one half
+of the channels and with the other: what two channels of one half do to each other is seen without them.
 """
 
 from __future__ import annotations
@@ -84,7 +85,12 @@ def set_rows(layer: Any, rows: Tensor, constants: Tensor | None) -> None:
 
 
 def takes_constants(layer: Any) -> bool:
-    """Whether the bias of a layer can replace a constant in its input: at edges padded with zeros it cannot."""
+    """Whether the bias of a layer can replace a constant in its input.
+
+    At edges padded with zeros it cannot, nor where positions are reached by different parts of a transposed kernel.
+    """
+    if isinstance(layer, nn.ConvTranspose2d):
+        return False
     padding = getattr(layer, "padding", 0)
     padded = padding != "valid" and (isinstance(padding, str) or any(padding if isinstance(padding, tuple) else ()))
     return layer.bias is not None and not (padded and layer.padding_mode == "zeros")
@@ -292,14 +298,25 @@ def _fixed_run(network: Network, images: Tensor) -> Run:
 
         def detect(copied: Any) -> object:
             with returning(copied.detector.backbone, captured[0]):
-                return copied.detect(images)
+                return _with_inputs(copied.detector.backbone, lambda: copied.detect(images))
 
         return detect
     tokens, after = family.first_tokens(module, images), list[Tensor]()
     for block in family.blocks(module):
         tokens = block.run(block.enter(tokens))
         after.append(tokens)
-    return lambda copied: family.outputs_after(copied, after, images)
+    first = family.blocks(module)[0].module  # which copies share
+    return lambda copied: _with_inputs(first, lambda: family.outputs_after(copied, after, images))
+
+
+def _with_inputs(part: nn.Module, run: Callable[[], object]) -> tuple[object, object]:
+    """The outputs of a run, and what a part reads in it: layers before the backbone reach the outputs through that."""
+    inputs = list[object]()
+    hook = part.register_forward_pre_hook(lambda _, args: inputs.append(args))
+    try:
+        return run(), inputs
+    finally:
+        hook.remove()
 
 
 def _chain_of(search: _Search, name: str) -> NarrowedLayer:
@@ -314,23 +331,34 @@ def _chain_of(search: _Search, name: str) -> NarrowedLayer:
         raise _NoChain("computes nothing for these images")
     if _groups(layer) > 1:
         raise _NoChain("is a convolution of groups")
-    half = torch.randperm(channels, generator=torch.Generator().manual_seed(channels))
-    chosen = torch.zeros(channels, dtype=torch.bool)
-    chosen[half[: max(channels // 2, 1)]] = True
-    readers, between = _reached(search, name, chosen)
+    order = torch.randperm(channels, generator=torch.Generator().manual_seed(channels))
+    half = order < max(channels // 2, 1)
+    readers, between = _reached(search, name, half, 1)
     if channels < 2:
         raise _NoChain("has one channel")
+    for reached, more in zip((readers, between), _reached(search, name, ~half, -1), strict=True):
+        reached.update(more)
     if name in readers:
         raise _NoChain("reads its own output")
     if grouped := [reader for reader in readers if _groups(search.module.get_submodule(reader)) > 1]:
         raise _NoChain(f"is read by {grouped[0]}, a convolution of groups")
+    for part_name in between:
+        part = search.module.get_submodule(part_name)
+        if part._non_persistent_buffers_set.intersection(_own_tensors(part, channels)):
+            raise _NoChain(f"is read by {part_name}, whose buffer is not kept in weights files")
     chain = NarrowedLayer(name, tuple(between), tuple(readers), channels)
-    _try_cut(search, chain, chosen.nonzero().flatten())
+    for chosen in (half, ~half):
+        _try_cut(search, chain, chosen.nonzero().flatten())
     return chain
 
 
-def _reached(search: _Search, name: str, chosen: Tensor) -> tuple[dict[str, None], dict[str, None]]:
-    """The layers that read the output of one directly, and those between them that keep channels apart, by name."""
+def _reached(search: _Search, name: str, chosen: Tensor, sign: int) -> tuple[dict[str, None], dict[str, None]]:
+    """The layers that read the output of one directly, and those between them that keep channels apart, by name.
+
+    Args:
+        chosen: the channels that are changed.
+        sign: whether they grow (1) or shrink (-1), mostly: what is computed may depend on a threshold.
+    """
     readers, between, generator = dict[str, None](), dict[str, None](), torch.Generator().manual_seed(0)
     channels = len(chosen)
 
@@ -350,7 +378,7 @@ def _reached(search: _Search, name: str, chosen: Tensor) -> tuple[dict[str, None
         if call.layer != name or call.output is None:
             return None
         scale = call.output.abs().amax() if call.output.numel() else 0.0
-        noise = torch.randn(call.output.shape, generator=generator).to(call.output) * scale
+        noise = (torch.randn(call.output.shape, generator=generator).to(call.output) + 2 * sign) * scale
         of_chosen = chosen.to(noise.device).reshape([-1] + [1] * (-1 - _dims(part)[2]))
         return call.output + noise * of_chosen
 
@@ -363,7 +391,7 @@ def _reached(search: _Search, name: str, chosen: Tensor) -> tuple[dict[str, None
         raise _NoChain(f"decides what is computed: {first_line(error, 80)}") from error
     same_outputs = len(outputs) == len(search.outputs) and all(map(torch.equal, outputs, search.outputs))
     if not same_outputs:
-        raise _NoChain("gives an output of the network" if not readers else "gives an output, too")
+        raise _NoChain("gives an output of the network" if not readers else "reaches an output or the backbone, too")
     if not readers:
         raise _NoChain("is read by no layer")
     return readers, between
@@ -384,21 +412,31 @@ def _try_cut(search: _Search, chain: NarrowedLayer, keep: Tensor) -> None:
         if call.layer == chain.layer:
             cut: Tensor = output
             return cut
-        if call.layer in inputs and values is not None and call.values is not None:
-            dim = _dims(part)[2]
-            expected = call.values.index_select(dim, keep.to(values.device))
-            if values.shape != expected.shape or not _are_near(values, expected):
-                raise _NoChain(f"is not all that {call.layer} reads")
+        if call.output is None or values is None or call.values is None:
+            return None
+        expected = call.values
+        if call.layer in inputs:
+            dim, kept = _dims(part)[2], keep.to(values.device)
+            expected = call.values.index_select(dim, kept)
             inputs[call.layer].append(expected)
+            masked = torch.zeros_like(call.values).index_copy(dim, kept, expected)
+            if not _are_near(part.forward(expected), whole.get_submodule(call.layer).forward(masked)):
+                raise _NoChain(f"is read by {call.layer}, which is not linear in its weights")
+        if not _are_near(values, expected):
+            if call.layer in inputs:
+                raise _NoChain(f"is not all that {call.layer} reads")
+            raise _NoChain(f"changes what {call.layer} reads by its number of channels or its weights")
         return None
 
     try:
         with search.again(copied, see):
-            search.run(copied)
+            outputs = _tensors(search.run(copied))
     except _NoChain:
         raise
     except Exception as error:  # the user's code may raise anything for other shapes
         raise _NoChain(f"is combined with something of as many channels: {first_line(error, 60)}") from error
+    if len(outputs) != len(search.outputs) or not all(map(_are_near, outputs, search.outputs)):
+        raise _NoChain("changes an output by its number of channels or its weights")
     first = inputs[chain.readers[0]]
     for name, values in inputs.items():
         if len(values) != len(first) or not all(map(torch.equal, values, first)):
@@ -406,5 +444,9 @@ def _try_cut(search: _Search, chain: NarrowedLayer, keep: Tensor) -> None:
 
 
 def _are_near(values: Tensor, expected: Tensor) -> bool:
+    if values.shape != expected.shape:
+        return False
+    if not expected.is_floating_point():
+        return torch.equal(values, expected)
     scale = float(expected.abs().max()) if expected.numel() else 1.0
     return torch.allclose(values, expected, rtol=_TOLERANCE, atol=_TOLERANCE * scale)

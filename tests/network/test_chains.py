@@ -110,6 +110,68 @@ class Otherwise(Twice):
     def head(self, x):
         y = self.a(x)
         return self.b(y) + self.c(F.relu(y))
+
+class Swapped(Head):
+    def head(self, x):
+        y = self.a(x)
+        return self.b(torch.cat([y[:, -1:], y[:, 1:-1], y[:, :1]], 1))
+
+class Summed(Head):
+    def head(self, x):
+        y = self.a(x)
+        return self.b(torch.cat([y[:, :1] + y[:, 1:2], y[:, 1:]], 1))
+
+class Fourth(Head):
+    def head(self, x):
+        y = self.a(x)
+        return self.b(y) * y[:, 3:4].sigmoid()
+
+class Counted(Head):
+    def head(self, x):
+        y = self.a(x)
+        return self.b(y) / y.shape[1]
+
+class Weighed(Head):
+    def head(self, x):
+        return self.b(self.a(x)) * self.a.weight.norm()
+
+class WeighedLast(Head):
+    def forward(self, images):
+        return self.last(self.up(self.b(self.start(images)))) * self.b.bias.norm()
+
+class Standardised(nn.Conv2d):
+    def _conv_forward(self, x, weight, bias):
+        return super()._conv_forward(x, weight / weight.norm(), bias)
+
+class Normed(Head):
+    def more(self):
+        self.b = Standardised(16, 16, 1)
+
+    def head(self, x):
+        return self.b(self.a(x))
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(-1, 3, 16), persistent=False)
+
+    def forward(self, x):
+        return x * self.scale[:, None, None]
+
+class Volatile(Head):
+    def more(self):
+        self.scale = Scale()
+
+    def head(self, x):
+        return self.b(self.scale(self.a(x)))
+
+class Before(Head):
+    def more(self):
+        self.a, self.b = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 8, stride=8)
+
+    def forward(self, images):
+        y = self.a(images)
+        return self.last(F.relu(self.up(self.start(y.mean(1, keepdim=True).expand(-1, 3, -1, -1)) + self.b(y))))
 """
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -163,6 +225,16 @@ def test_chains_are_those_whose_channels_reach_the_same_channels_alone(
         ("Grouped", "b", "is a convolution of groups"),
         ("Positions", "a", "is combined with something of as many channels"),
         ("Otherwise", "a", "is read otherwise by c than by b"),
+        ("Swapped", "a", "reaches b otherwise than channel by channel"),
+        ("Summed", "a", "reaches b otherwise than channel by channel"),
+        ("Fourth", "a", "reaches up otherwise than channel by channel"),
+        ("Counted", "a", "changes what up reads by its number of channels or its weights"),
+        ("Weighed", "a", "changes what up reads by its number of channels or its weights"),
+        ("Weighed", "reduce", "changes what up reads by its number of channels or its weights"),
+        ("WeighedLast", "b", "changes an output by its number of channels or its weights"),
+        ("Normed", "a", "is read by b, which is not linear in its weights"),
+        ("Volatile", "a", "is read by scale, whose buffer is not kept in weights files"),
+        ("Before", "a", "reaches an output or the backbone, too"),
     ],
 )
 def test_a_layer_that_begins_no_chain_has_a_reason(file: Path, function: str, layer: str, reason: str) -> None:
@@ -216,8 +288,14 @@ def test_cut_gives_what_masked_gives(file: Path, function: str) -> None:
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.Linear(6, 4), nn.Conv2d(6, 4, 3, padding=1), nn.Conv2d(6, 4, 3), nn.ConvTranspose2d(6, 4, 4, 2, 1)],
-    ids=["linear", "padded", "unpadded", "transposed"],
+    [
+        nn.Linear(6, 4),
+        nn.Conv2d(6, 4, 3, padding=1),
+        nn.Conv2d(6, 4, 3),
+        nn.ConvTranspose2d(6, 4, 4, 2, 1),
+        nn.ConvTranspose2d(6, 4, 2, 2),
+    ],
+    ids=["linear", "padded", "unpadded", "transposed", "doubling"],
 )
 @torch.no_grad()
 def test_rows_are_the_weights_of_each_output_and_position_of_the_kernel(layer: Any) -> None:
