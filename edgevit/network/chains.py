@@ -165,7 +165,7 @@ class _NoChain(Exception):
 @dataclass(frozen=True)
 class _Call:
     layer: str
-    values: Tensor | None  # what it read; None: no tensor
+    values: Tensor | None  # what it read; None: no tensor, or given by name
     output: Tensor | None
 
 
@@ -193,14 +193,14 @@ class _Search:
     @contextmanager
     def _hooked(self, module: nn.Module, see: Callable[[str, nn.Module, Tensor | None, Any], Any]) -> Iterator[None]:
         def hook(name: str) -> Any:
-            def call(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-                return see(name, part, next(iter(_tensors([args, kwargs])), None), output)
+            def call(part: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+                return see(name, part, next(iter(_tensors(args)), None), output)
 
             return call
 
         with ExitStack() as stack:
             for name, part in self.layers(module):
-                stack.callback(part.register_forward_hook(hook(name), with_kwargs=True).remove)
+                stack.callback(part.register_forward_hook(hook(name)).remove)
             yield
 
     def _record(self, name: str, part: nn.Module, values: Tensor | None, output: Any) -> None:
@@ -329,6 +329,8 @@ def _chain_of(search: _Search, name: str) -> NarrowedLayer:
     channels, calls = outputs_of(layer), search.of_layer(name)
     if not any(call.output is not None and call.output.numel() for call in calls):
         raise _NoChain("computes nothing for these images")
+    if any(call.values is None for call in calls):
+        raise _NoChain("is given its input by name")
     if _groups(layer) > 1:
         raise _NoChain("is a convolution of groups")
     order = torch.randperm(channels, generator=torch.Generator().manual_seed(channels))

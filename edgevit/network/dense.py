@@ -213,11 +213,11 @@ def within(
     dense.check(module)
     if images is not None:
         dense = replace(dense, read=_checked(dense, module, images))
-    return replace(dense, head_macs=_head_macs(dense, module))
+    return replace(dense, head_macs=count_head_macs(dense, module))
 
 
 @torch.no_grad()
-def _head_macs(family: DenseFamily, module: nn.Module) -> int:
+def count_head_macs(family: DenseFamily, module: nn.Module) -> int:
     """Count the MACs of one image outside the network, as torch counts them."""
     ends, geometry, like = family.ends(module), family.geometry(module), next(module.parameters())
     stages = [geometry.stages[block.stage] for block in family.blocks(module)]

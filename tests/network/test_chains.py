@@ -111,6 +111,10 @@ class Otherwise(Twice):
         y = self.a(x)
         return self.b(y) + self.c(F.relu(y))
 
+class Named(Head):
+    def head(self, x):
+        return self.b(input=self.a(x))
+
 class Swapped(Head):
     def head(self, x):
         y = self.a(x)
@@ -225,6 +229,8 @@ def test_chains_are_those_whose_channels_reach_the_same_channels_alone(
         ("Grouped", "b", "is a convolution of groups"),
         ("Positions", "a", "is combined with something of as many channels"),
         ("Otherwise", "a", "is read otherwise by c than by b"),
+        ("Named", "a", "is read by no layer"),
+        ("Named", "b", "is given its input by name"),
         ("Swapped", "a", "reaches b otherwise than channel by channel"),
         ("Summed", "a", "reaches b otherwise than channel by channel"),
         ("Fourth", "a", "reaches up otherwise than channel by channel"),

@@ -41,7 +41,7 @@ from edgevit.network.chains import (
     whole_run,
 )
 from edgevit.network.copies import bare_copy
-from edgevit.network.dense import DenseFamily
+from edgevit.network.dense import DenseFamily, count_head_macs
 from edgevit.network.detector import Pyramid, rest_macs, rest_runs
 from edgevit.network.network import Network
 from edgevit.records.model import ModelSpec, NarrowedLayer, NarrowedRest
@@ -154,6 +154,8 @@ def cut_rest(derived: Derived, problem: Problem, chains: Chains, rate: float) ->
         cut = work.solved(orders, widths, images)
     macs = costs.at(widths)
     if isinstance(family := cut.family, DenseFamily) and not isinstance(cut.module, Pyramid):
+        before, after = (count_head_macs(family, network.module) for network in (derived.network, cut))
+        macs = costs.macs - (before - after)  # fewer than predicted where attention reads a chain
         cut = Network(cut.module, replace(family, head_macs=macs), cut.output)
     remaining = {name: in_ranges(orders[name].remaining(width).tolist()) for name, width in widths.items()}
     facts = {**derived.facts, "rest_channels": remaining}

@@ -19,7 +19,7 @@ from edgevit.derivation.problem import Derived, Problem
 from edgevit.derivation.session.opening import open_without_labels
 from edgevit.derivation.session.rest import RestCosts, check_rest, cut_rest, rest_widths
 from edgevit.errors import OptionError
-from edgevit.network.chains import find_chains, shrink
+from edgevit.network.chains import find_chains, macs_of, shrink
 from edgevit.network.checkpoint import open_network
 from edgevit.network.copies import bare_copy
 from edgevit.progress import Silent
@@ -61,6 +61,19 @@ def redundant():
         module.middle.weight[16:], module.middle.bias[16:] = module.middle.weight[:16], module.middle.bias[:16]
         module.up.weight[:, 8:], module.up.bias[8:] = 3 * module.up.weight[:, :8], 3 * module.up.bias[:8]
     return module
+
+
+class Attention(Deep):
+    def __init__(self):
+        super().__init__()
+        self.queries, self.values, self.middle = nn.Linear(16, 16), nn.Linear(16, 24), nn.Linear(24, 32)
+
+    def forward(self, images):
+        features = self.backbone.forward_intermediates(images, indices=[0, 2], intermediates_only=True)
+        x = F.relu(self.norm(self.reduce(torch.cat(features, 1)))).flatten(2).mT
+        queries = self.queries(x)
+        x = self.middle((queries @ queries.mT).softmax(2) @ self.values(x)).mT.unflatten(2, (4, 4))
+        return self.last(F.relu(self.up(F.gelu(x))))
 
 
 class Bare(Depth):
@@ -154,6 +167,24 @@ def test_a_cut_head_is_described_written_and_read_again(derived: Any) -> None:
     assert "the head was cut in" in spec.narrowed_rest_text and text in (derived.folder / "README.md").read_text()
     assert {*derived.record.facts.more["rest_channels"]} == {"reduce", "middle", "up"}
     assert derived.record.map.agreement > 0.7
+
+
+def test_the_macs_of_attention_in_a_head_are_counted(file: Path, frames: Path, tmp_path: Path) -> None:
+    _, derived, narrowed, _ = cut_behind(f"{file}:Attention", frames, tmp_path, 0.5)
+    cut, widths = derived.network, {layer.layer: layer.channels for layer in narrowed.layers}
+    assert "values" in widths and "queries" not in widths
+    behind = [cut.module.get_submodule(n) for n in ("reduce", "queries", "values", "middle", "up", "last")]
+    counted = 0
+
+    def count(layer: Any, inputs: Any, output: Any) -> None:
+        nonlocal counted
+        counted += macs_of(layer, inputs[0], output)
+
+    with torch.inference_mode():
+        for layer in behind:
+            layer.register_forward_hook(count)
+        cut(torch.zeros(1, 3, 32, 32))
+    assert narrowed.macs == cut.geometry.head_macs == counted + 16 * 16 * (16 + widths["values"])
 
 
 def test_a_cut_head_is_exported_and_reported(derived: Any, tmp_path: Path) -> None:
