@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from timm.data import resolve_data_config
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.builder import Builder
@@ -48,7 +49,7 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -
 
     Raises:
         UnsupportedModelError: it has no network of a supported family, or several, or its outputs are not those of the
-            network; or timm cannot make the network.
+            network; or timm cannot make the network; or weights are computed by a parametrisation.
         TypeError: it is a class, not a module.
     """
     if isinstance(base, type) and issubclass(base, nn.Module):
@@ -57,6 +58,11 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -
         return base
     if isinstance(base, Model) and base.spec.builder is not None:
         return _cached(base)
+    if computed := [name for name, part in base.named_modules() if is_parametrized(part)]:
+        raise UnsupportedModelError(
+            f"the weights of {', '.join(computed[:3])} are computed by a parametrisation, which no file keeps; "
+            "call torch.nn.utils.parametrize.remove_parametrizations first"
+        )
     inner, family = _network_in(base)
     adopted = Network(family.interchange.adopted(copy.deepcopy(inner)))
     if takes_several_sizes(base):

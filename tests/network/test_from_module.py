@@ -12,6 +12,7 @@ import torch
 from small_models import ARGS
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.checkpoint import open_network
@@ -89,8 +90,12 @@ def small() -> nn.Module:
             lambda: timm.create_model("vit_tiny_patch16_224", **ARGS, act_layer="relu"),
             "is not what timm makes as vit_tiny_patch16_224 .*: its outputs differ",
         ),
+        (
+            lambda: nn.Sequential(small(), weight_norm(nn.Linear(10, 2))),
+            "the weights of 1 are computed by a parametrisation, .*; call torch.nn.utils.parametrize",
+        ),
     ],
-    ids=["own head", "no network", "two networks", "other activation"],
+    ids=["own head", "no network", "two networks", "other activation", "weights that are computed"],
 )
 def test_a_module_that_cannot_be_a_base_is_refused(module: Any, message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):

@@ -253,6 +253,7 @@ def test_what_reads_a_pyramid_is_cut(detector: Path, tmp_path: Path, function: s
     made = derive(f"{detector}:{function}", data, tmp_path / "model", output="boxes", options=options)
     spec, base = made.model.spec, open_network(f"{detector}:{function}").spec  # type: ignore[union-attr]
     cut = spec.narrowed_rest
+    assert base.rest is not None
     assert cut.base_macs == base.rest.macs and spec.rest.macs == cut.macs <= 0.5 * cut.base_macs
     assert spec.rest.proposals == base.rest.proposals and spec.macs <= 0.75 * base.macs
     assert "what reads the pyramid was cut in" in spec.narrowed_rest_text
