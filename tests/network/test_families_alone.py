@@ -44,6 +44,7 @@ ELSEWHERE = {
     ("network/from_module.py", "default_cfg"): "what each network of timm says of itself",
     ("network/from_module.py", "pretrained_cfg"): "what a publisher's config.json says beside the weights",
     ("network/families/__init__.py", "default_cfg"): "what each network of timm says of itself",
+    ("network/chains.py", "num_features"): "an attribute of torch's BatchNorm",
     ("network/network.py", "attn_mask"): "an argument of each `BlockLayers.module`",
 }
 OWN = {name for name in vars(Network) if not name.startswith("_")}  # what a network is asked for

@@ -63,8 +63,8 @@ class Budget:
 
     @property
     def least_embed(self) -> int:
-        """The narrowest embedding that is allowed and that the table lists; 0: any."""
-        return max(self.at_least_embed, 0 if self.prices is None else self.prices.embeds[0])
+        """The narrowest embedding, of the last stage, that is allowed and that the table lists; 0: any."""
+        return max(self.at_least_embed, 0 if self.prices is None else self.prices.of_stages[-1].embeds[0])
 
     def prices_at(self, geometry: Geometry, stage: int = 0, tokens: int | None = None) -> Prices | None:
         """Look up the table in this quantity, for the embedding of a stage and for blocks that get so many tokens.

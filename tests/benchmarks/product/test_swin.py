@@ -21,7 +21,7 @@ def test_a_record_becomes_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     worse = {**row, "variant": "random", "accuracy": {"base_restricted": 0.9, "derived": 0.2}}
     (tmp_path / "swin.json").write_text(json.dumps({"schema": 2, "rows": {"1": row, "2": worse}}))
     shown = " ".join(swin.section().split())
-    assert "| forge, nothing trained | | | 85.0 | | 1 | | random, nothing trained | | | 20.0 | | 1 |" in shown
+    assert "| forge, nothing trained | | | 85.0 | | | | 1 | | random, nothing trained | | | 20.0 | | | | 1 |" in shown
     assert "69.0 % top-1" in shown and "6 classes 90.0 %" in shown and "abc (2)" in shown
 
 
