@@ -187,6 +187,7 @@ def test_the_macs_of_attention_in_a_head_are_counted(file: Path, frames: Path, t
     assert narrowed.macs == cut.geometry.head_macs == counted + 16 * 16 * (16 + widths["values"])
 
 
+@pytest.mark.slow
 def test_a_cut_head_is_exported_and_reported(derived: Any, tmp_path: Path) -> None:
     assert edgevit.export(derived.folder, fp16=False).parity["fp32"].error < 1e-4
     edgevit.report([derived.folder], output=tmp_path / "page.html")
@@ -245,7 +246,8 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.mark.parametrize("function", ["build", pytest.param("masks", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("function", ["build", "masks"])
 def test_what_reads_a_pyramid_is_cut(detector: Path, tmp_path: Path, function: str) -> None:
     data = tmp_path / "coco"
     scenes.render(data, train=24, val=6, size=48)

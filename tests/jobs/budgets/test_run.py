@@ -22,6 +22,7 @@ from small_base import fewer_digits
 from some_tables import rows, table
 
 import edgevit
+import edgevit.latency.cost  # before a fixture replaces what it measures with
 from edgevit.derivation import problem
 from edgevit.derivation.allocate.cost_table import CostTable, described, load_cost_table
 from edgevit.errors import (
