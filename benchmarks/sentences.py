@@ -70,8 +70,8 @@ def train_bert(
     from safetensors.torch import save_file
 
     from edgevit.data.task import open_task
-    from edgevit.network.checkpoint import open_base
     from edgevit.network.families.bert.modules import BertClassifier
+    from edgevit.network.opening import open_base
     from edgevit.records.model_folder import ModelFolder
 
     topics, words, heads = sorted(TOPICS), vocabulary(), width // 32

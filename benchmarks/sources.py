@@ -30,7 +30,8 @@ from edgevit.data.classes import listed
 from edgevit.data.sources import class_names
 from edgevit.data.task import Task, open_task
 from edgevit.errors import DataError, EdgeVitError, OptionError, UnknownNameError
-from edgevit.network.checkpoint import Model, open_base, tensors_sha256
+from edgevit.network.model import Model, tensors_sha256
+from edgevit.network.opening import open_base
 from edgevit.progress import Progress, Silent
 from edgevit.records.writing import write_whole
 

@@ -74,7 +74,7 @@ _MODULES = {
     "evaluate": "edgevit.engines.run",
     "export": "edgevit.engines.run",
     "fleet": "edgevit.jobs.fleet.run",
-    "load": "edgevit.network.checkpoint",
+    "load": "edgevit.network.folder",
     "meet": "edgevit.jobs.budgets.run",
     "package": "edgevit.serving.package",
     "report": "edgevit.reporting.run",

@@ -169,7 +169,7 @@ def learn_digits(network: Any, file: Path) -> None:
     from safetensors.torch import save_file
 
     from edgevit.data.task import open_task
-    from edgevit.network.checkpoint import describe
+    from edgevit.network.model import describe
 
     model = describe(network, "vit_tiny_patch16_224", TINY)
     task = open_task("digits", None, preprocessing=model.preprocessing, base_outputs=10)

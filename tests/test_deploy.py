@@ -290,7 +290,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., 
     from edgevit.data.task import open_task
     from edgevit.engines.run import export
     from edgevit.exporting.graph import write_onnx
-    from edgevit.network.checkpoint import Model, derived_spec, describe, save
+    from edgevit.network.folder import save
+    from edgevit.network.model import Model, derived_spec, describe
 
     network = small_vit()
     network.load_state_dict(load_file(digits_checkpoint))

@@ -31,13 +31,7 @@ from places import ROOT
 
 from edgevit.errors import EdgeVitError, PlanError
 from edgevit.progress import Silent
-from edgevit.records.derivation import (
-    DERIVATION_KIND,
-    Accuracies,
-    AccuracyRecord,
-    Facts,
-    TrainingRecord,
-)
+from edgevit.records.derivation import DERIVATION_KIND, Accuracies, AccuracyRecord, Facts, TrainingRecord
 from edgevit.records.engine import EngineAccuracy, EngineClassAccuracy
 from edgevit.records.kinds import seal
 from edgevit.records.model_folder import ModelFolder
@@ -78,7 +72,7 @@ def _work(root: Path) -> object:
 
 @lru_cache
 def _sizes(folder: Path) -> Any:
-    from edgevit.network.checkpoint import load
+    from edgevit.network.folder import load
 
     model = load(folder)
     return model.spec.blocks, model.geometry
@@ -180,7 +174,8 @@ def _make_supernet(root: Path) -> None:
     from model_folders import supernet_of
     from small_models import ARGS, random_base
 
-    from edgevit.network.checkpoint import Model, describe, save
+    from edgevit.network.folder import save
+    from edgevit.network.model import Model, describe
     from edgevit.records.model import TargetClass
 
     base = describe(random_base(), "vit_tiny_patch16_224", ARGS)

@@ -61,7 +61,7 @@ def with_backbone(detector: str, weights: Path, out: Path) -> Path:
         EdgeVitError: the weights are not of its Swin.
     """
     from edgevit.network.builder import built
-    from edgevit.network.checkpoint import open_network
+    from edgevit.network.opening import open_network
 
     if not out.is_file():
         module: Any = built(detector, None)
@@ -79,7 +79,7 @@ def with_backbone(detector: str, weights: Path, out: Path) -> Path:
 def derive(options: argparse.Namespace, data: Path, checkpoint: Path, method: str, rate: float) -> Row:
     """Derive one detector, unless it is there; return what it, its base and the fine-tuned base find."""
     import edgevit
-    from edgevit.network.checkpoint import open_network
+    from edgevit.network.opening import open_network
     from edgevit.records.model_folder import ModelFolder
     from edgevit.train.settings import Training
 

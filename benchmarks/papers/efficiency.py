@@ -62,7 +62,7 @@ from edgevit.engines.options import EngineOptions
 from edgevit.engines.unjudged import OPSET
 from edgevit.errors import BoardError
 from edgevit.exporting.graph import write_onnx
-from edgevit.network.checkpoint import save
+from edgevit.network.folder import save
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.writing import write_whole
 from edgevit.train.settings import Training

@@ -23,7 +23,8 @@ from edgevit.data.sources import ImageSource, open_source
 from edgevit.data.task import Split
 from edgevit.errors import DataError, OptionError
 from edgevit.network.accuracy import Accuracy, measure_accuracy
-from edgevit.network.checkpoint import Model, open_base
+from edgevit.network.model import Model
+from edgevit.network.opening import open_base
 from edgevit.network.output import Logits
 
 BATCH = 64

@@ -25,7 +25,7 @@ from benchmarks.sentences import train_bert, write_sentences
 from benchmarks.sources import load_rows, refusals, store_rows
 from edgevit import derive
 from edgevit.data.task import open_task
-from edgevit.network.checkpoint import open_base
+from edgevit.network.opening import open_base
 from edgevit.train.settings import Training
 
 TASKS, RATES, METHODS = (2, 4, 8), (0.6, 0.8), ("vulcan", "forge")

@@ -46,8 +46,8 @@ from edgevit.latency.stacks import network_of
 from edgevit.latency.table import measured_table
 from edgevit.latency.target import MeasurementTarget
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.checkpoint import network_without_weights
 from edgevit.network.network import Network
+from edgevit.network.opening import network_without_weights
 
 RESULTS = RECORDS / "cost_tables.json"
 DROPPED = 0.15  # of a block, and of each site of one that stays

@@ -151,7 +151,7 @@ def _recorded(found: Any) -> Row:
 
 
 def _loaded(function: str, device: str, cache: Path) -> Any:
-    from edgevit.network.checkpoint import open_network
+    from edgevit.network.opening import open_network
 
     return open_network(f"{BUILDER}:{function}", checkpoint=ensure_weights(function, device, cache))
 

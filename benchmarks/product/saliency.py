@@ -115,7 +115,8 @@ def by_magnitude(whole: Any, macs: int) -> Any:
 def derived_row(method: str, rate: float, device: str, cache: Path) -> Row:
     """Compare the maps of a cut network with the whole network's."""
     import edgevit
-    from edgevit.network.checkpoint import Model, open_network
+    from edgevit.network.model import Model
+    from edgevit.network.opening import open_network
     from edgevit.records.model_folder import ModelFolder
 
     folder = ensure_derived(rate, device, cache)

@@ -32,7 +32,7 @@ from safetensors.torch import save_file
 
 import edgevit
 from benchmarks.markdown import RECORDS
-from edgevit.network.checkpoint import tensors_sha256
+from edgevit.network.model import tensors_sha256
 from edgevit.train.settings import Training
 from edgevit.version import processor
 

@@ -96,7 +96,7 @@ def open_headless(cache: Path = CACHE) -> Place:
     """Return the base of the photographs without its classifier, and the digits."""
     from safetensors.torch import save_file
 
-    from edgevit.network.checkpoint import tensors_sha256
+    from edgevit.network.model import tensors_sha256
     from edgevit.network.weights import read_weights
 
     base = BASES / "fashion"

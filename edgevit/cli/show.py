@@ -89,7 +89,7 @@ def _show_model(console: Console, folder: Path) -> None:
     from edgevit.records.supernet import SUPERNET_KIND
 
     with importing():
-        from edgevit.network.checkpoint import load
+        from edgevit.network.folder import load
 
     files = ModelFolder(folder)
     record, spec = files.derivation(), files.spec()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from edgevit.network.checkpoint import Model
+    from edgevit.network.model import Model
     from edgevit.records.derivation import (
         Accuracies,
         AccuracyRecord,

@@ -28,7 +28,7 @@ from torch import Tensor
 import edgevit
 from edgevit.agent.files import check_regular
 from edgevit.errors import OutputError
-from edgevit.network.checkpoint import tensors_sha256
+from edgevit.network.model import tensors_sha256
 from edgevit.progress import Progress, Silent
 from edgevit.records.lock import in_turn
 from edgevit.records.writing import cache_folder, writing

@@ -12,7 +12,7 @@ from edgevit.derivation.methods import load_method
 from edgevit.derivation.options import make_config
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.derivation.request import DeriveRequest, Deriving
-from edgevit.network.checkpoint import Model
+from edgevit.network.model import Model
 from edgevit.network.network import Network
 from edgevit.train.settings import Training
 

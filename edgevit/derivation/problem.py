@@ -19,8 +19,8 @@ from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.cache import Cache
 from edgevit.derivation.plan import EmbedPlan, Plan
 from edgevit.network.accuracy import Accuracy
-from edgevit.network.checkpoint import tensors_sha256
 from edgevit.network.copies import bare_copy
+from edgevit.network.model import tensors_sha256
 from edgevit.network.network import Network
 from edgevit.progress import Progress
 from edgevit.train.compute import Compute

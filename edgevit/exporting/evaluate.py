@@ -29,9 +29,11 @@ from edgevit.exporting.request import ONNX, JudgeRequest, Part
 from edgevit.exporting.session import OUTPUT_KIND, OnnxModel
 from edgevit.exporting.targets import MapScore, Targets, find_targets, own_score, read_targets, score_maps
 from edgevit.network.accuracy import measure_accuracy
-from edgevit.network.checkpoint import Headless, load, open_network
 from edgevit.network.device import find_device
+from edgevit.network.folder import load
+from edgevit.network.model import Headless
 from edgevit.network.network import Network
+from edgevit.network.opening import open_network
 from edgevit.network.output import Levels, Logits, Map, Output
 from edgevit.progress import Progress, Silent
 from edgevit.records.class_names import ClassName

@@ -10,7 +10,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from edgevit.exporting.images import data_record, open_judging, subject_of
-from edgevit.network.checkpoint import load
+from edgevit.network.folder import load
 from edgevit.network.output import columns_of
 from edgevit.progress import Progress
 

@@ -21,8 +21,9 @@ from edgevit.exporting.images import Subject, data_record, subject_of
 from edgevit.exporting.precision import check_range, norm_names
 from edgevit.exporting.session import OUTPUT_KIND
 from edgevit.network.anatomy import Block, BlockDims
-from edgevit.network.checkpoint import Model, load
 from edgevit.network.device import find_device
+from edgevit.network.folder import load
+from edgevit.network.model import Model
 from edgevit.network.network import Network
 from edgevit.records.export import Batch, ExportedModel, Padding, Range
 from edgevit.records.model_folder import ModelFolder

@@ -13,7 +13,7 @@ from edgevit.derivation.allocate.policy import make_policy
 from edgevit.errors import CostTableError, OutputError
 from edgevit.latency.cost_request import CostRequest
 from edgevit.latency.table import measured_table
-from edgevit.network.checkpoint import network_without_weights
+from edgevit.network.opening import network_without_weights
 from edgevit.progress import Progress
 from edgevit.records.writing import write_whole, writing
 from edgevit.request import takes_options

@@ -24,14 +24,7 @@ from edgevit.derivation.session.base_check import check_opened
 from edgevit.derivation.session.derive import Derivation, derive
 from edgevit.derivation.session.opening import open_for, open_without_labels
 from edgevit.derivation.solve.head import open_task_for
-from edgevit.errors import (
-    BudgetError,
-    ConnectionLostError,
-    EdgeVitError,
-    Interrupted,
-    OptionError,
-    UnreachableError,
-)
+from edgevit.errors import BudgetError, ConnectionLostError, EdgeVitError, Interrupted, OptionError, UnreachableError
 from edgevit.latency.candidates import CandidateBuilder, shape_in
 from edgevit.latency.cost import write_table
 from edgevit.latency.paired import PairedBench
@@ -40,9 +33,10 @@ from edgevit.latency.rounds import MeasuredFigure, Round, Search, Terms
 from edgevit.latency.search import OUT_OF_REACH, SearchOutcome, search_plans
 from edgevit.latency.table import GrowingTable
 from edgevit.latency.target import probe
-from edgevit.network.checkpoint import load, network_without_weights, open_network
 from edgevit.network.classifier import with_features
+from edgevit.network.folder import load
 from edgevit.network.network import Network
+from edgevit.network.opening import network_without_weights, open_network
 from edgevit.progress import Progress, rounded_duration
 from edgevit.records.derivation import FigureRecord, MetRecord, RoundRecord
 from edgevit.records.kinds import RecordKind

@@ -20,18 +20,13 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.builder import Builder
-from edgevit.network.checkpoint import (
-    Model,
-    describe,
-    load,
-    open_network,
-    save,
-    tensors_sha256,
-)
 from edgevit.network.dense import within
 from edgevit.network.detector import Pyramid, check_detector, is_detections, letterbox, takes_several_sizes
 from edgevit.network.families import Family, architecture, family_names, load_family
+from edgevit.network.folder import load, save
+from edgevit.network.model import Model, describe, tensors_sha256
 from edgevit.network.network import Network
+from edgevit.network.opening import open_network
 from edgevit.records.release import CONFIG, NAMES, PREPROCESSING_KEYS
 from edgevit.records.writing import cache_folder, new_folder
 

@@ -19,7 +19,7 @@ from edgevit.derivation.measure.divergence import divergence, network_outputs
 from edgevit.derivation.problem import Problem
 from edgevit.errors import DataError, OptionError
 from edgevit.network.anatomy import Attention
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 
 def opened(network: Any, folder: Path) -> Problem:

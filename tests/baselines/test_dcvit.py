@@ -19,7 +19,7 @@ from edgevit.derivation.measure.divergence import divergence, network_outputs
 from edgevit.derivation.problem import Problem
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 DIMS = [BlockDims(4, 16, 16, 256)] * 6
 

@@ -13,7 +13,7 @@ from problems import untrained
 from edgevit.baselines.magnitude import Config, derive
 from edgevit.data.task import open_task
 from edgevit.errors import OptionError
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 
 def test_neurons_that_were_made_small_are_the_first_to_go(small_vit: Callable[..., Any], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from edgevit.baselines.mdp import Config, choose_sizes, derive
 from edgevit.data.task import open_task
 from edgevit.derivation.problem import Problem
 from edgevit.errors import BudgetError, OptionError
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 
 def opened(network: Any, rate: float, folder: Path, shape: str = "paper") -> Problem:

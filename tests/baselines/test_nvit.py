@@ -17,7 +17,7 @@ from edgevit.baselines.nvit import Config, derive
 from edgevit.data.task import open_task
 from edgevit.derivation.problem import Derived
 from edgevit.errors import BudgetError, OptionError
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from problems import untrained
 
 from edgevit.baselines.random import Config, derive
 from edgevit.data.task import open_task
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 
 def test_a_seed_draws_and_all_blocks_are_cut_alike(small_vit: Callable[..., Any], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from problems import untrained
 
 from edgevit.baselines.snapvit import Config, derive, evolve
 from edgevit.data.task import open_task
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 
 def test_the_evolution_finds_the_maximum_of_a_skewed_parabola() -> None:

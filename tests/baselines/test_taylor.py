@@ -13,7 +13,7 @@ from problems import untrained
 from edgevit.baselines.taylor import Config, derive
 from edgevit.data.task import open_task
 from edgevit.errors import OptionError
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 
 def test_neurons_that_nothing_reads_go_though_their_weights_are_large(

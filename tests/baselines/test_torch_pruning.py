@@ -23,7 +23,7 @@ from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.compatibility import refuse_base
 from edgevit.derivation.method import find_method
 from edgevit.errors import OptionError
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 MEASURES = {
     "taylor": torch_pruning.importance.GroupTaylorImportance,

@@ -14,7 +14,7 @@ from edgevit.baselines.wanda import Config, derive, weighed
 from edgevit.data.task import open_task
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Attention, Block, Ffn
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 
 def test_a_unit_is_worth_its_weights_times_the_norm_of_what_they_are_given() -> None:

@@ -14,7 +14,7 @@ from edgevit.baselines.xpruner import Config, derive, learn_masks
 from edgevit.data.task import open_task
 from edgevit.derivation.problem import Problem
 from edgevit.errors import OptionError
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 FEW = Config(calibration_images=48, mask_passes=3)
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from benchmarks import bases, images, markdown
 from edgevit.data.sources.idx import open_source
-from edgevit.network.checkpoint import tensors_sha256
+from edgevit.network.model import tensors_sha256
 
 SMALL: dict[str, Any] = {"classes": ("dotted_disc", "plain_star"), "train_per_class": 4, "val_per_class": 2, "size": 32}
 TINY_ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}

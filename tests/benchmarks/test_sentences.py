@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.sentences import TOPICS, train_bert, vocabulary, write_sentences
-from edgevit.network.checkpoint import open_base
+from edgevit.network.opening import open_base
 
 
 def contents(folder: Path) -> dict[str, str]:

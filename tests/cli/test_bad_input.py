@@ -311,7 +311,8 @@ def test_a_full_disk_is_one_line_and_no_model_folder(
 
 @pytest.fixture
 def folder(small_vit: Any, tmp_path: Path) -> Path:
-    from edgevit.network.checkpoint import describe, save
+    from edgevit.network.folder import save
+    from edgevit.network.model import describe
 
     args = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
     save(describe(small_vit(), NAME, args), tmp_path / "m")

@@ -21,7 +21,8 @@ from edgevit.cli.console import Console
 from edgevit.cli.derive import show_derived
 from edgevit.derivation.session.card import model_card
 from edgevit.derivation.session.derive import Derivation
-from edgevit.network.checkpoint import load, tensors_sha256
+from edgevit.network.folder import load
+from edgevit.network.model import tensors_sha256
 from edgevit.records.answers import RightImages
 from edgevit.records.model_folder import ModelFolder
 

@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 
 from edgevit.cli.app import app
 from edgevit.errors import EdgeVitError
-from edgevit.network.checkpoint import describe, save
+from edgevit.network.folder import save
+from edgevit.network.model import describe
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 ARGS = {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 10}

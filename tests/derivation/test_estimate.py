@@ -15,7 +15,7 @@ from edgevit.data.task import open_task
 from edgevit.derivation.cache import Cache
 from edgevit.derivation.estimate import Estimate, estimate
 from edgevit.derivation.problem import finetuned_base, has_finetuned_base
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 
 @pytest.mark.parametrize(

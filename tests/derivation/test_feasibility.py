@@ -24,7 +24,7 @@ from edgevit.derivation.methods import method_names
 from edgevit.derivation.methods.heart.choose import Candidates
 from edgevit.derivation.methods.heart.scores import HessianScores
 from edgevit.errors import BudgetError, DataError, OptionError
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 ALL_OFF: dict[str, Any] = {"drop_blocks": False, "drop_heads": False, "drop_sites": False, "cut_embedding": False}
 RANKED = ("nvit", "snapvit", "taylor", "torch_pruning", "magnitude", "wanda", "random")

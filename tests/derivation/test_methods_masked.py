@@ -32,8 +32,9 @@ from edgevit.derivation.plan import BlockPlan, FfnPlan, Plan
 from edgevit.derivation.problem import Derived
 from edgevit.derivation.realise import narrow_embedding
 from edgevit.network.anatomy import Attention, Block, Ffn
-from edgevit.network.checkpoint import Model, describe, save
 from edgevit.network.families.vit.tokens import pass_on
+from edgevit.network.folder import save
+from edgevit.network.model import Model, describe
 from edgevit.records.derivation import ShapeRecord, TrainingRecord
 from edgevit.records.supernet import SUPERNET_KIND, SettingsRecord, SlicePoint, SupernetRecord, Unit
 from edgevit.train.settings import fill

@@ -16,8 +16,8 @@ from edgevit.data.task import open_task
 from edgevit.derivation import problem as problem_module
 from edgevit.derivation.problem import Stopwatch, accuracy_on_validation
 from edgevit.errors import OptionError
-from edgevit.network.checkpoint import describe
 from edgevit.network.copies import bare_copy
+from edgevit.network.model import describe
 
 
 def test_the_seconds_of_a_stage_within_another_are_its_own_alone(monkeypatch: Any) -> None:

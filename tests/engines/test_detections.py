@@ -16,7 +16,7 @@ from benchmarks import scenes
 from edgevit.cli.export import engine_table
 from edgevit.engines.detections import _losses
 from edgevit.exporting.request import GateTolerances
-from edgevit.network.checkpoint import load
+from edgevit.network.folder import load
 from edgevit.records.derivation import DetectionRecord, PrecisionRecord
 from edgevit.records.engine import EngineRecord
 

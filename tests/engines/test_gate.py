@@ -17,14 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgevit.board.connection import open_board
-from edgevit.engines.gate import (
-    EngineVerdict,
-    Sample,
-    images_file,
-    remarks,
-    take_sample,
-    unlabelled_sample,
-)
+from edgevit.engines.gate import EngineVerdict, Sample, images_file, remarks, take_sample, unlabelled_sample
 from edgevit.engines.gate import judge as judge_outputs
 from edgevit.engines.run import export
 from edgevit.errors import OptionError
@@ -32,7 +25,7 @@ from edgevit.exporting.images import data_record, open_judging, subject_of
 from edgevit.exporting.losses import allowed
 from edgevit.exporting.request import GateTolerances
 from edgevit.exporting.session import OnnxModel
-from edgevit.network.checkpoint import load
+from edgevit.network.folder import load
 from edgevit.network.output import Features, Logits, Map
 from edgevit.progress import Silent
 from edgevit.records.engine import EngineClassAccuracy

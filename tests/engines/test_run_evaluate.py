@@ -23,7 +23,7 @@ from edgevit.engines.request import EvaluateRequest, ExportRequest
 from edgevit.engines.run import evaluate, evaluate_engine
 from edgevit.errors import AgentError, DataError, EngineError, OptionError, UnfitBoardError
 from edgevit.exporting.evaluate import Evaluation
-from edgevit.network.checkpoint import load
+from edgevit.network.folder import load
 from edgevit.records.engine import ENGINE_KIND, read_engine
 from edgevit.records.model import Rejection
 from edgevit.records.model_folder import ModelFolder

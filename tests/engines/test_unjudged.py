@@ -7,7 +7,7 @@ from edgevit.board.connection import open_board
 from edgevit.board.facts import TensorRT
 from edgevit.engines.unjudged import Placed, built_from, place_unjudged
 from edgevit.exporting.graph import write_onnx
-from edgevit.network.checkpoint import load
+from edgevit.network.folder import load
 from edgevit.progress import Silent
 from edgevit.records.writing import file_sha256
 

@@ -8,7 +8,8 @@ from small_models import ARGS, random_base, write_derived
 
 from edgevit.exporting.onnx import export_files
 from edgevit.exporting.request import FilesRequest
-from edgevit.network.checkpoint import describe, save
+from edgevit.network.folder import save
+from edgevit.network.model import describe
 from edgevit.records.export import ExportRecord
 
 

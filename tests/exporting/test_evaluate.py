@@ -20,7 +20,7 @@ from edgevit.cli.evaluate import agreement_line
 from edgevit.data.task import open_task
 from edgevit.engines.run import evaluate
 from edgevit.errors import CheckpointError, DataError, ModelError, OptionError, UnknownNameError
-from edgevit.network.checkpoint import load
+from edgevit.network.folder import load
 from edgevit.records.export import ExportRecord
 
 Derive = Callable[..., Path]

@@ -11,7 +11,7 @@ from small_models import ARGS, random_base
 
 from edgevit.errors import DataError, OptionError, UnknownNameError
 from edgevit.exporting.images import Subject, open_judging, subject_of
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 from edgevit.network.output import Logits
 from edgevit.progress import Silent
 

@@ -21,7 +21,7 @@ from edgevit.engines.run import export
 from edgevit.errors import CheckpointError, DataError, ExportError, OptionError, OutputError
 from edgevit.exporting.gates import Tolerances
 from edgevit.exporting.session import OnnxModel
-from edgevit.network.checkpoint import load
+from edgevit.network.folder import load
 from edgevit.records.export import EXPORT_KIND, ExportRecord
 from edgevit.records.writing import file_sha256
 from edgevit.version import written_by

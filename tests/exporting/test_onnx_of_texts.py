@@ -15,7 +15,8 @@ from edgevit.exporting.evaluate import open_onnx
 from edgevit.exporting.onnx import export_files
 from edgevit.exporting.request import FilesRequest
 from edgevit.exporting.session import OnnxModel
-from edgevit.network.checkpoint import load, open_base, save
+from edgevit.network.folder import load, save
+from edgevit.network.opening import open_base
 from edgevit.serving.package import package
 from edgevit.train.mixing import Mixing
 from edgevit.train.settings import Training

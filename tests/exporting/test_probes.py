@@ -12,7 +12,9 @@ import edgevit
 from edgevit.derivation.session.imitation import unlabelled_model
 from edgevit.errors import ModelError, OptionError
 from edgevit.exporting.probes import Labelled, knn, linear, read_features
-from edgevit.network.checkpoint import Headless, open_network, save
+from edgevit.network.folder import save
+from edgevit.network.model import Headless
+from edgevit.network.opening import open_network
 
 PREPROCESSING: dict[str, Any] = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
 

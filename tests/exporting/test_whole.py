@@ -18,7 +18,7 @@ from benchmarks import scenes
 from edgevit.cli.export import _whole_line
 from edgevit.errors import ExportError, OptionError
 from edgevit.exporting import whole
-from edgevit.network.checkpoint import load
+from edgevit.network.folder import load
 from edgevit.records.model_folder import ModelFolder
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -12,7 +12,7 @@ from edgevit.errors import UnsupportedModelError
 from edgevit.latency.grid import Grid
 from edgevit.latency.stacks import Cut, Stack, network_of, whole_blocks, write_stack
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.checkpoint import open_network
+from edgevit.network.opening import open_network
 
 SIZES = [
     (2, 2, 32, 256), (1, 2, 16, 0), (2, 0, 0, 40), (2, 1, 24, 8), (2, 2, 16, 40, 32), (1, 0, 0, 8, 16),

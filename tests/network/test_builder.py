@@ -10,7 +10,8 @@ import torch
 from small_models import ARGS
 
 from edgevit.errors import CheckpointError, EdgeVitError, UnsupportedModelError
-from edgevit.network.checkpoint import Model, network_without_weights, open_network, tensors_sha256
+from edgevit.network.model import Model, tensors_sha256
+from edgevit.network.opening import network_without_weights, open_network
 
 MINE = f"""
 import timm

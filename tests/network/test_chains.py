@@ -22,8 +22,8 @@ from edgevit.network.chains import (
     takes_constants,
     whole_run,
 )
-from edgevit.network.checkpoint import open_network
 from edgevit.network.copies import bare_copy
+from edgevit.network.opening import open_network
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -17,10 +17,12 @@ import edgevit
 from edgevit.cli.app import app
 from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import CheckpointError, EdgeVitError
-from edgevit.network.checkpoint import Model, derived_spec, open_network, save
 from edgevit.network.copies import bare_copy
+from edgevit.network.folder import save
 from edgevit.network.from_module import path_of
+from edgevit.network.model import Model, derived_spec
 from edgevit.network.network import Network
+from edgevit.network.opening import open_network
 from edgevit.records.model_folder import ModelFolder
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -15,8 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import edgevit
 from edgevit.errors import EdgeVitError
-from edgevit.network.checkpoint import Model, derived_spec, open_network, save
 from edgevit.network.detector import Pyramid, is_detections
+from edgevit.network.folder import save
+from edgevit.network.model import Model, derived_spec
+from edgevit.network.opening import open_network
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

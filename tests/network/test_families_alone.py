@@ -22,10 +22,11 @@ from edgevit.network.network import Network
 # Arguments of timm.create_model, which a person may give, too (--model-arg), and model.json repeats: no attributes.
 ARGUMENT = "an argument of timm.create_model"
 ELSEWHERE = {
-    ("network/checkpoint.py", "embed_dim"): ARGUMENT,
-    ("network/checkpoint.py", "img_size"): ARGUMENT,
+    ("network/folder.py", "embed_dim"): ARGUMENT,
+    ("network/opening.py", "img_size"): ARGUMENT,
     ("network/network.py", "embed_dim"): ARGUMENT,
-    ("network/checkpoint.py", "num_classes"): ARGUMENT,
+    ("network/model.py", "num_classes"): ARGUMENT,
+    ("network/opening.py", "num_classes"): ARGUMENT,
     ("records/model.py", "embed_dim"): ARGUMENT,
     ("records/model.py", "num_classes"): ARGUMENT,
     ("derivation/session/base.py", "num_classes"): ARGUMENT,

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from edgevit.errors import UnsupportedModelError
-from edgevit.network.checkpoint import open_network
 from edgevit.network.from_module import path_of
 from edgevit.network.network import Network
+from edgevit.network.opening import open_network
 
 
 class Around(nn.Module):

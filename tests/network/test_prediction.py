@@ -13,7 +13,7 @@ from PIL import Image
 from edgevit.data.sources.folder import open_images
 from edgevit.data.task import evaluation_transform
 from edgevit.errors import DataError, ModelError, OptionError, UnsupportedModelError
-from edgevit.network.checkpoint import Model, describe
+from edgevit.network.model import Model, describe
 from edgevit.network.prediction import Rejection, predictions_of, scores
 from edgevit.records.model import TargetClass
 from edgevit.records.pictures import to_rgb

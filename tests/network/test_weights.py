@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from small_base import ARGS, NAME, outputs
 
 from edgevit.errors import CheckpointError
-from edgevit.network.checkpoint import open_base
+from edgevit.network.opening import open_base
 from edgevit.network.weights import mlp_ratio, read_weights
 
 

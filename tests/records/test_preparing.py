@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision.transforms.functional import to_tensor
 
 from edgevit.data.task import evaluation_transform
-from edgevit.network.checkpoint import open_network
+from edgevit.network.opening import open_network
 
 
 @pytest.fixture(scope="module")

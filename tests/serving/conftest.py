@@ -8,7 +8,8 @@ import torch
 from small_models import ARGS, random_base, write_headless
 
 from edgevit.engines.run import export
-from edgevit.network.checkpoint import Model, derived_spec, describe, save
+from edgevit.network.folder import save
+from edgevit.network.model import Model, derived_spec, describe
 from edgevit.records.model import Rejection, TargetClass
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from edgevit.data.task import evaluation_transform
 from edgevit.errors import OptionError
-from edgevit.network.checkpoint import load
+from edgevit.network.folder import load
 from edgevit.records.export import OutputClass
 from edgevit.serving.deepstream import nvinfer_config, nvinfer_graph, nvinfer_scale, write_deepstream
 from edgevit.serving.model import find_served

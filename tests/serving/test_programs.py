@@ -13,7 +13,7 @@ from places import ROOT
 
 from edgevit.data.task import evaluation_transform
 from edgevit.errors import ExportError
-from edgevit.network.checkpoint import load
+from edgevit.network.folder import load
 from edgevit.serving.model import find_served
 from edgevit.serving.programs import write_cpp, write_python
 

@@ -15,7 +15,7 @@ from benchmarks import scenes
 from edgevit.data.task import Split, evaluation_transform, open_unlabelled_task
 from edgevit.derivation.cache import Cache
 from edgevit.derivation.session.imitation import with_units
-from edgevit.network.checkpoint import open_network
+from edgevit.network.opening import open_network
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 

@@ -15,7 +15,7 @@ from edgevit.derivation.measure.sensitivity import measure_sensitivity
 from edgevit.derivation.measure.statistics import calibrate
 from edgevit.derivation.methods.heart.scores import measure_scores
 from edgevit.derivation.methods.skd.piad import measure_importance
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 from edgevit.network.network import Network
 from edgevit.train.compute import close_compute
 from edgevit.train.passes import accuracy_of, open_passes

@@ -9,8 +9,8 @@ from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.cache import Cache
 from edgevit.derivation.problem import Problem, Stopwatch
-from edgevit.network.checkpoint import Model
 from edgevit.network.classifier import with_classes
+from edgevit.network.model import Model
 from edgevit.train.history import History
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training

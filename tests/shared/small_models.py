@@ -17,8 +17,9 @@ from edgevit.data.task import open_task
 from edgevit.derivation.plan import Plan
 from edgevit.derivation.realise import realise
 from edgevit.derivation.solve.embedding import encoder, flat_basis, principal
-from edgevit.network.checkpoint import Model, derived_spec, describe, save
 from edgevit.network.families import family_like
+from edgevit.network.folder import save
+from edgevit.network.model import Model, derived_spec, describe
 from edgevit.network.network import Network
 from edgevit.records.model import TargetClass
 

@@ -11,8 +11,8 @@ from small_base import ARGS, PREPROCESSING
 from torch import Tensor, nn
 
 from edgevit.data.task import Task, open_task
-from edgevit.network.checkpoint import open_base
 from edgevit.network.copies import bare_copy
+from edgevit.network.opening import open_base
 from edgevit.network.output import Logits
 from edgevit.train.distil import Distillation
 from edgevit.train.history import History

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from edgevit.data.task import Split, open_task
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 from edgevit.progress import Silent, Stage
 from edgevit.train import passes as passes_module
 from edgevit.train import products

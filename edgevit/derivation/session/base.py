@@ -33,8 +33,10 @@ from edgevit.derivation.session.opening import Opened, open_for, resumable, unfi
 from edgevit.derivation.session.start import start_from
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.errors import DataError, OptionError
-from edgevit.network.checkpoint import Headless, Model, derived_spec, open_network, save
 from edgevit.network.classifier import with_classes
+from edgevit.network.folder import save
+from edgevit.network.model import Headless, Model, derived_spec
+from edgevit.network.opening import open_network
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.derivation import FittedHead
 from edgevit.records.model import TargetClass

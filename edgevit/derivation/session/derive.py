@@ -38,9 +38,10 @@ from edgevit.derivation.session.rest import check_rest, cut_rest, spec_with_rest
 from edgevit.derivation.session.start import start_from
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.errors import OptionError
-from edgevit.network.checkpoint import Headless, Model, derived_spec, open_network
 from edgevit.network.copies import bare_copy
+from edgevit.network.model import Headless, Model, derived_spec
 from edgevit.network.network import Network
+from edgevit.network.opening import open_network
 from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import DerivationRecord, Facts
 from edgevit.records.model_folder import ModelFolder

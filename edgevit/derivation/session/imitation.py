@@ -16,9 +16,9 @@ from edgevit.derivation.cache import Cache
 from edgevit.derivation.measure.divergence import network_outputs
 from edgevit.derivation.request import depths_of, puts_out_features, tokens_of_output
 from edgevit.errors import DataError, OptionError
-from edgevit.network.checkpoint import Headless, Model, derived_spec, tensors_sha256
 from edgevit.network.classifier import with_features
 from edgevit.network.detector import Pyramid
+from edgevit.network.model import Headless, Model, derived_spec, tensors_sha256
 from edgevit.network.network import Network
 from edgevit.network.output import Features, Levels, Map
 from edgevit.records.derivation import BoxesRecord, MapRecord, SimilarityRecord

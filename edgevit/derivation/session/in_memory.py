@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from edgevit.data.in_memory import write_images
-from edgevit.network.checkpoint import Headless, open_network
 from edgevit.network.from_module import path_of
+from edgevit.network.model import Headless
+from edgevit.network.opening import open_network
 
 IN_MEMORY = {"base": nn.Module, "name": nn.Module, "model": nn.Module, "data": Any}  # types besides paths
 

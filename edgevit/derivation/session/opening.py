@@ -24,9 +24,10 @@ from edgevit.derivation.request import BaseRequest, DeriveRequest, Deriving, Sup
 from edgevit.derivation.session.imitation import units_sha256, unlabelled_model, with_units
 from edgevit.derivation.solve.head import with_fitted_head
 from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, TrainingError
-from edgevit.network.checkpoint import Headless, Model, save, tensors_sha256
 from edgevit.network.classifier import with_classes
 from edgevit.network.detector import Letterbox, Pyramid
+from edgevit.network.folder import save
+from edgevit.network.model import Headless, Model, tensors_sha256
 from edgevit.network.network import Network
 from edgevit.network.output import Levels
 from edgevit.progress import Progress

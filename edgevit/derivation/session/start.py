@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from edgevit.derivation.problem import Problem, finetuned_base
-from edgevit.network.checkpoint import tensors_sha256
+from edgevit.network.model import tensors_sha256
 from edgevit.network.network import Network
 from edgevit.records.derivation import StartRecord
 from edgevit.train.detections import box_precision

@@ -39,8 +39,9 @@ from edgevit.derivation.session.resolved import shape_record, versions
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.errors import OptionError, UnsupportedModelError
 from edgevit.network.anatomy import check_all_pass
-from edgevit.network.checkpoint import Model, derived_spec, open_network
+from edgevit.network.model import Model, derived_spec
 from edgevit.network.network import Network
+from edgevit.network.opening import open_network
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import BaseCheckRecord, TrainingRecord

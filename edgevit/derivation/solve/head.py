@@ -26,9 +26,9 @@ from edgevit.derivation.cache import Cache
 from edgevit.derivation.estimate import image_seconds
 from edgevit.derivation.request import BaseRequest, Request
 from edgevit.errors import DataError, OptionError
-from edgevit.network.checkpoint import Headless, Model, tensors_sha256
 from edgevit.network.classifier import pooled_place, read_tokens
 from edgevit.network.copies import bare_copy
+from edgevit.network.model import Headless, Model, tensors_sha256
 from edgevit.network.network import Network
 from edgevit.progress import Progress, rounded_duration
 from edgevit.records.derivation import FittedHead, HeadInput

@@ -17,7 +17,7 @@ from edgevit.jobs.runners import Job, Results, run_here
 from edgevit.latency.meet import BudgetSearch, open_costs, refuse_elsewhere
 from edgevit.latency.request import MeetRequest
 from edgevit.latency.rounds import Round
-from edgevit.network.checkpoint import load
+from edgevit.network.folder import load
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.model_folder import ModelFolder
 from edgevit.request import takes_options

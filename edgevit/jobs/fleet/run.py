@@ -27,9 +27,9 @@ from edgevit.jobs.jobs_file import TASK_KEYS, DeriveJob, tasks_side_by_side
 from edgevit.jobs.many import with_keys
 from edgevit.jobs.ray_cluster import run_on_ray
 from edgevit.jobs.runners import ALL_WORKERS, FullDisk, Job, Later, run_in_processes
-from edgevit.network.checkpoint import network_without_weights
 from edgevit.network.classifier import with_classes
 from edgevit.network.network import Network
+from edgevit.network.opening import network_without_weights
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.writing import write_whole, writing

@@ -11,8 +11,9 @@ from edgevit.jobs.suite.plan import shipped_plan
 from edgevit.jobs.suite.record import SuiteRecord, read_suite_record
 from edgevit.jobs.suite.request import SIZES, CharacterizeRequest
 from edgevit.jobs.suite.suite import largest_of, shape_of
-from edgevit.network.checkpoint import Headless, Model, open_network
+from edgevit.network.model import Headless, Model
 from edgevit.network.network import Network
+from edgevit.network.opening import open_network
 from edgevit.records.kinds import plain
 from edgevit.records.unfinished import differences, first_few
 from edgevit.records.writing import file_sha256

@@ -27,20 +27,11 @@ from edgevit.exporting.request import FilesRequest, ready_made_files
 from edgevit.exporting.session import find_runtime
 from edgevit.jobs.folder import working_in
 from edgevit.jobs.runners import Job, Results, run_here
-from edgevit.jobs.sweep.record import (
-    BASE,
-    RECORD,
-    FinetunedBase,
-    Latency,
-    Sweep,
-    SweepPoint,
-    read_sweep,
-    write_sweep,
-)
+from edgevit.jobs.sweep.record import BASE, RECORD, FinetunedBase, Latency, Sweep, SweepPoint, read_sweep, write_sweep
 from edgevit.jobs.sweep.record import PARTS as JUDGED_PARTS
 from edgevit.jobs.sweep.request import SweepRequest
-from edgevit.network.checkpoint import load
 from edgevit.network.device import find_device
+from edgevit.network.folder import load
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.answers import RightImages
 from edgevit.records.derivation import DerivationRecord, JudgedPart

@@ -14,7 +14,7 @@ from edgevit.baselines.common.importance import Scores, unit_shapes
 from edgevit.baselines.common.ranked import RankOptions, choose_units, derive_by_rank, plan_of
 from edgevit.data.task import open_task
 from edgevit.derivation.problem import Problem
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 WIDE = RankOptions(attention="both", cut_embedding=True)
 

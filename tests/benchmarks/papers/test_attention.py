@@ -17,8 +17,8 @@ from benchmarks.papers import attention
 from benchmarks.sources import Source, add_source
 from edgevit.data.task import open_task
 from edgevit.network.anatomy import attentions
-from edgevit.network.checkpoint import describe
 from edgevit.network.families import load_family
+from edgevit.network.model import describe
 from edgevit.network.network import Network
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks import scenes
 from benchmarks.papers import coco, coco_network
 from edgevit.network.builder import built
-from edgevit.network.checkpoint import open_network
+from edgevit.network.opening import open_network
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 NAMES = ("person", "car", "cat", "dog", "bus", "chair")

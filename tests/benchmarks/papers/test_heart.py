@@ -16,7 +16,7 @@ from benchmarks.sources import add_source, source_from
 from edgevit.data.task import open_task
 from edgevit.derivation.methods.heart.method import Config, derive
 from edgevit.errors import OptionError
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 from edgevit.progress import Silent
 
 

@@ -13,7 +13,7 @@ import torch
 from benchmarks.papers import neurons
 from edgevit.data.task import open_task
 from edgevit.network.anatomy import Block
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 

@@ -16,7 +16,7 @@ from edgevit.derivation.plan import EmbedPlan
 from edgevit.derivation.realise import narrow_embedding
 from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import BudgetError
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 
 @pytest.mark.parametrize(

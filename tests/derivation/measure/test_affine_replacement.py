@@ -15,7 +15,7 @@ from edgevit.data.task import open_task
 from edgevit.derivation.measure.affine_replacement import fit_replacements
 from edgevit.derivation.methods.forge.measured import measure_losses, measure_replaced
 from edgevit.derivation.problem import Problem
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 
 @pytest.fixture

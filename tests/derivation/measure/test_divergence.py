@@ -12,7 +12,7 @@ from problems import untrained
 from edgevit.data.task import open_task
 from edgevit.derivation.cache import Cache
 from edgevit.derivation.measure.divergence import base_outputs, divergence, network_outputs
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 from edgevit.network.output import Features, Logits
 from edgevit.train.products import multiplies_bf16
 

@@ -20,7 +20,7 @@ from edgevit.derivation.measure.statistics import from_triangle
 from edgevit.derivation.measure.thinning import Thinning
 from edgevit.derivation.solve.embedding import flat_basis
 from edgevit.errors import DataError
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 

@@ -12,8 +12,8 @@ from letterboxed import content_of, letterboxed
 from edgevit.data.task import open_task
 from edgevit.derivation.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.errors import DataError
-from edgevit.network.checkpoint import describe
 from edgevit.network.copies import bare_copy
+from edgevit.network.model import describe
 from edgevit.network.network import Network
 from edgevit.network.output import Features
 from edgevit.train.passes import open_passes

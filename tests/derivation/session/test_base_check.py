@@ -195,7 +195,7 @@ def framed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def uncropped(framed: Path, tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., Any]) -> Path:
     """A base trained on whole images."""
-    from edgevit.network.checkpoint import describe
+    from edgevit.network.model import describe
 
     network = small_vit(num_classes=3)
     model = describe(network, NAME, {**ARGS, "num_classes": 3}, {**PREPROCESSING, "crop_pct": 1.0})

@@ -14,9 +14,9 @@ from small_base import derive as derive_small
 from edgevit.data.task import open_task
 from edgevit.derivation.session.depth import check_removal, least_missed_blocks, without_blocks
 from edgevit.errors import Interrupted, OptionError
-from edgevit.network.checkpoint import open_base
 from edgevit.network.classifier import with_classes
 from edgevit.network.network import Network
+from edgevit.network.opening import open_base
 from edgevit.records.model_folder import ModelFolder
 from edgevit.train.passes import accuracy_of, open_passes
 from edgevit.train.settings import Training

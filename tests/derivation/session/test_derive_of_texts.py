@@ -15,7 +15,7 @@ import edgevit
 from edgevit.data.task import open_task
 from edgevit.derivation.measure.statistics import calibrate
 from edgevit.errors import CheckpointError, EdgeVitError
-from edgevit.network.checkpoint import open_base
+from edgevit.network.opening import open_base
 from edgevit.records.model_folder import ModelFolder
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training

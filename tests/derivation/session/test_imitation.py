@@ -19,7 +19,7 @@ import edgevit
 from edgevit.data.task import UNLABELLED, open_task
 from edgevit.derivation.session.imitation import same_neighbours, unlabelled_model, with_units
 from edgevit.errors import DataError, Interrupted, OptionError, UnsupportedModelError
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 from edgevit.records.model import TargetClass
 from edgevit.train.settings import Training
 

@@ -20,8 +20,8 @@ from edgevit.data.sources.coco import CocoImages
 from edgevit.data.task import Split
 from edgevit.derivation.session.imitation import level_units
 from edgevit.errors import DataError, EdgeVitError, OptionError
-from edgevit.network.checkpoint import open_network
 from edgevit.network.network import Network
+from edgevit.network.opening import open_network
 from edgevit.network.output import Levels
 from edgevit.records.model_folder import ModelFolder
 from edgevit.train.detections import find_objects

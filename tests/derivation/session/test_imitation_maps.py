@@ -14,7 +14,7 @@ from PIL import Image
 
 import edgevit
 from edgevit.errors import BudgetError, EdgeVitError, OptionError
-from edgevit.network.checkpoint import open_network
+from edgevit.network.opening import open_network
 from edgevit.network.output import Map
 from edgevit.train.settings import Training
 

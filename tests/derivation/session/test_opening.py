@@ -10,7 +10,7 @@ import edgevit
 from edgevit.data.task import open_task
 from edgevit.derivation.session.opening import Opened, resumable
 from edgevit.errors import DataError, Interrupted
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 from edgevit.records.unfinished import differences
 from edgevit.train.settings import Training
 

@@ -21,7 +21,7 @@ from edgevit.derivation.methods import own_method_names
 from edgevit.engines.run import evaluate
 from edgevit.errors import CheckpointError, DataError
 from edgevit.jobs.jobs_file import read_jobs
-from edgevit.network.checkpoint import load, save
+from edgevit.network.folder import load, save
 from edgevit.records.model_folder import ModelFolder
 from edgevit.train.settings import Training
 

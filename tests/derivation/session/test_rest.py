@@ -20,8 +20,8 @@ from edgevit.derivation.session.opening import open_without_labels
 from edgevit.derivation.session.rest import RestCosts, check_rest, cut_rest, rest_widths
 from edgevit.errors import OptionError
 from edgevit.network.chains import find_chains, macs_of, shrink
-from edgevit.network.checkpoint import open_network
 from edgevit.network.copies import bare_copy
+from edgevit.network.opening import open_network
 from edgevit.progress import Silent
 from edgevit.records.model import NarrowedLayer
 from edgevit.records.plan import from_ranges

@@ -19,9 +19,9 @@ from edgevit.data.task import open_task
 from edgevit.derivation.session.derive import Derivation
 from edgevit.derivation.session.start import loss_on_validation
 from edgevit.errors import OptionError, UnknownNameError
-from edgevit.network.checkpoint import open_base
 from edgevit.network.classifier import with_classes
 from edgevit.network.copies import bare_copy
+from edgevit.network.opening import open_base
 from edgevit.records.derivation import StartRecord
 from edgevit.records.model_folder import ModelFolder
 

@@ -18,7 +18,8 @@ from edgevit.derivation.methods.skd.slices import read_supernet
 from edgevit.derivation.session.derive import derive
 from edgevit.derivation.session.supernet import supernet
 from edgevit.errors import BudgetError, CheckpointError, Interrupted, OptionError
-from edgevit.network.checkpoint import load, open_base
+from edgevit.network.folder import load
+from edgevit.network.opening import open_base
 from edgevit.records.derivation import Accuracies
 from edgevit.records.model_folder import ModelFolder
 from edgevit.train.passes import accuracy_of, open_passes

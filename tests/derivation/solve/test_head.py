@@ -19,7 +19,7 @@ from edgevit.derivation.request import DeriveRequest, SupernetRequest
 from edgevit.derivation.session.opening import open_for
 from edgevit.derivation.solve.head import FEWEST, open_task_for
 from edgevit.errors import DataError, OptionError
-from edgevit.network.checkpoint import open_network
+from edgevit.network.opening import open_network
 from edgevit.progress import Silent
 from edgevit.train.settings import Teacher, Training
 

@@ -16,7 +16,8 @@ from edgevit.exporting.current import current_export
 from edgevit.exporting.int8 import quantising
 from edgevit.exporting.onnx import export_files
 from edgevit.exporting.request import Calibration, FilesRequest
-from edgevit.network.checkpoint import Model, load, save
+from edgevit.network.folder import load, save
+from edgevit.network.model import Model
 from edgevit.records.model_folder import ModelFolder
 
 FEW = Calibration(images=32)

@@ -41,7 +41,7 @@ from edgevit.latency.rounds import MeasuredFigure
 from edgevit.latency.table import measured_table
 from edgevit.latency.target import MeasurementTarget, probe
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.checkpoint import network_without_weights
+from edgevit.network.opening import network_without_weights
 from edgevit.progress import Silent
 from edgevit.records.lock import alone_in
 from edgevit.records.model_folder import ModelFolder

@@ -15,7 +15,7 @@ from edgevit.jobs.fleet.plan import FleetJob, read_plan
 from edgevit.jobs.fleet.run import in_order
 from edgevit.jobs.fleet.states import JobRecord
 from edgevit.jobs.runners import Job, JobQueue
-from edgevit.network.checkpoint import network_without_weights
+from edgevit.network.opening import network_without_weights
 
 ORINS = {"name": "orins", "hosts": ["orin1", "orin2"]}
 

@@ -15,9 +15,10 @@ from small_models import write_swin
 from edgevit.derivation.solve.attention import narrow
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import Attention
-from edgevit.network.checkpoint import load, network_without_weights
 from edgevit.network.families import family_like
+from edgevit.network.folder import load
 from edgevit.network.network import Network
+from edgevit.network.opening import network_without_weights
 
 PADDED = {"img_size": 40, "depths": [2, 2], "window_size": 3}  # grids of 10 and 5: shifted, with places without a token
 

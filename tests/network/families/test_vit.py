@@ -176,7 +176,7 @@ def _refused() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "args", "reason"), _refused(), ids=lambda v: v if isinstance(v, str) else "")
 def test_what_the_algebra_would_break_is_refused_by_name(name: str, args: Any, reason: str) -> None:
-    from edgevit.network.checkpoint import describe
+    from edgevit.network.model import describe
 
     with torch.device("meta"):
         network = timm.create_model(name, **args)

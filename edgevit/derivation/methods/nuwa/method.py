@@ -36,18 +36,12 @@ from edgevit.derivation.problem import Derived, Problem, distillation_for, score
 from edgevit.derivation.realise import realise
 from edgevit.derivation.solve.attention import Spectra, attention_spectra, narrow
 from edgevit.derivation.solve.factorise import Spectrum
-from edgevit.derivation.solve.least_squares import (
-    Removal,
-    refit,
-    refittable_mean,
-    removal_in_order,
-    removal_order,
-)
+from edgevit.derivation.solve.least_squares import Removal, refit, refittable_mean, removal_in_order, removal_order
 from edgevit.errors import BudgetError
 from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn, SizeAxis, attentions, ffns
-from edgevit.network.checkpoint import tensors_sha256
 from edgevit.network.copies import bare_copy
 from edgevit.network.cost import Geometry
+from edgevit.network.model import tensors_sha256
 from edgevit.network.network import Network
 from edgevit.network.output import Logits
 from edgevit.numbers import COUNT, check_number

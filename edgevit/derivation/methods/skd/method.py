@@ -16,7 +16,7 @@ from edgevit.derivation.problem import Derived, Problem, distillation_for, train
 from edgevit.derivation.realise import realise
 from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.solve.factorise import one_thread
-from edgevit.network.checkpoint import Model
+from edgevit.network.model import Model
 from edgevit.network.network import Network
 
 NEEDS_IMAGES = False

@@ -12,8 +12,8 @@ from small_base import ARGS
 from edgevit.data.task import open_task
 from edgevit.derivation.measure.divergence import divergence, network_outputs
 from edgevit.derivation.methods.forge.head import Taught, refit_head
-from edgevit.network.checkpoint import describe
 from edgevit.network.copies import bare_copy
+from edgevit.network.model import describe
 from edgevit.network.network import Network
 from edgevit.network.output import Logits
 from edgevit.train.passes import open_passes

@@ -13,7 +13,7 @@ from torch import Tensor
 from edgevit.data.task import open_task
 from edgevit.derivation.methods.forge.measured import measure_losses
 from edgevit.network.anatomy import Block
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 
 def divergence(reference: Tensor, outputs: Tensor, logits: bool) -> float:

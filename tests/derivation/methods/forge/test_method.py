@@ -27,7 +27,7 @@ from edgevit.derivation.methods.forge.curves import unpacked
 from edgevit.derivation.methods.forge.method import METHOD, _make_curves
 from edgevit.derivation.solve.attention import keep_heads
 from edgevit.errors import BudgetError
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 from edgevit.records.model_folder import ModelFolder
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training

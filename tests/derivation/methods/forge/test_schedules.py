@@ -17,16 +17,10 @@ from edgevit.data.task import open_task
 from edgevit.derivation.allocate.cost_table import load_cost_table
 from edgevit.derivation.allocate.embedding import Slices
 from edgevit.derivation.methods.forge import choose
-from edgevit.derivation.methods.forge.schedules import (
-    containing,
-    reason_against,
-    schedules,
-    with_schedule,
-    worthwhile,
-)
+from edgevit.derivation.methods.forge.schedules import containing, reason_against, schedules, with_schedule, worthwhile
 from edgevit.errors import BudgetError, CostTableError
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 FEW: dict[str, Any] = {"calibration_images": 96, "sensitivity_images": 32, "cut_tokens": "predicted"}
 MACS = 140_000  # of the small base's 1.8 M

@@ -19,8 +19,8 @@ from edgevit.derivation.solve.attention import keep_heads
 from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import OutputError
 from edgevit.network.anatomy import Block
-from edgevit.network.checkpoint import describe
 from edgevit.network.copies import bare_copy
+from edgevit.network.model import describe
 from edgevit.train import products
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training

@@ -15,7 +15,7 @@ from edgevit.derivation.methods.forge.solve import solve
 from edgevit.derivation.plan import Plan
 from edgevit.derivation.problem import Problem
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from edgevit.derivation.cache import Cache, entries
 from edgevit.derivation.measure.statistics import add_outer, symmetric
 from edgevit.derivation.methods.forge.streams import BaseStream, TensorStore, keeping, show_stream
 from edgevit.derivation.problem import Problem
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 from edgevit.train import products
 
 IMAGES = 80  # more than a batch

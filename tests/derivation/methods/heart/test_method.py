@@ -16,7 +16,7 @@ from edgevit.data.task import open_task
 from edgevit.derivation.methods.heart.method import Config, _candidates, default_steps
 from edgevit.derivation.methods.heart.scores import HessianScores
 from edgevit.errors import BudgetError, EdgeVitError, OptionError
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 from edgevit.progress import Silent
 from edgevit.records.model_folder import ModelFolder
 

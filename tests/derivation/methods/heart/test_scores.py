@@ -21,7 +21,7 @@ from edgevit.derivation.methods.heart.scores import (
     spearman,
     twice_differentiable,
 )
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 FORMS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from edgevit.derivation.methods.skd.masks import masked
 from edgevit.derivation.methods.skd.piad import cut
 from edgevit.derivation.methods.skd.wpac import concentrate_embedding
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 

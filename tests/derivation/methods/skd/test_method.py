@@ -7,7 +7,7 @@ import pytest
 from edgevit.derivation.methods.skd.method import METHOD, Config, check_base
 from edgevit.derivation.request import DeriveRequest
 from edgevit.errors import CheckpointError
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 
 
 def test_slices_train_only_where_that_is_asked_for():

@@ -29,7 +29,7 @@ from edgevit.derivation.methods.skd.piad import (
 from edgevit.derivation.methods.skd.wpac import concentrate_embedding
 from edgevit.derivation.solve.embedding import encoder
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 from edgevit.network.network import Network
 from edgevit.records.model import WIDTHS
 from edgevit.train.passes import open_passes

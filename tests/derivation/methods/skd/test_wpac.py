@@ -9,7 +9,7 @@ from edgevit.derivation.methods.skd.piad import cut, measure_importance
 from edgevit.derivation.methods.skd.wpac import concentrate, feature_covariances, rotate, rotate_published
 from edgevit.derivation.solve.attention import narrow
 from edgevit.network.anatomy import Block, BlockDims, attentions
-from edgevit.network.checkpoint import describe
+from edgevit.network.model import describe
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 

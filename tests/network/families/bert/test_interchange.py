@@ -13,8 +13,9 @@ from small_bert import ARGS, TOKENS, small_bert, some_ids, write_release, writte
 from torch import Tensor
 
 from edgevit.errors import CheckpointError, OptionError
-from edgevit.network.checkpoint import Headless, open_base, open_network
 from edgevit.network.families.bert import interchange
+from edgevit.network.model import Headless
+from edgevit.network.opening import open_base, open_network
 
 pytest.importorskip("tokenizers")
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgevit.errors import CheckpointError, UnsupportedModelError
-from edgevit.network.checkpoint import Headless, Model, open_base, open_network
 from edgevit.network.families.vit.names import fitted, named
+from edgevit.network.model import Headless, Model
+from edgevit.network.opening import open_base, open_network
 from edgevit.network.weights import fill_network
 
 LAYER_SCALE = {"init_values": 0.1}

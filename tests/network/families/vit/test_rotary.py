@@ -22,19 +22,12 @@ from edgevit.errors import CheckpointError, PlanError, UnsupportedModelError
 from edgevit.exporting.graph import write_onnx
 from edgevit.exporting.session import OnnxModel
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.checkpoint import (
-    Headless,
-    Model,
-    derived_spec,
-    describe,
-    load,
-    network_without_weights,
-    open_network,
-    save,
-)
 from edgevit.network.copies import bare_copy, shape_copy
 from edgevit.network.families import vit
 from edgevit.network.families.vit.rotary import RotaryAttention
+from edgevit.network.folder import load, save
+from edgevit.network.model import Headless, Model, derived_spec, describe
+from edgevit.network.opening import network_without_weights, open_network
 
 NAME = "vit_small_patch16_dinov3"
 KINDS: list[tuple[str, dict[str, Any]]] = [

@@ -18,9 +18,10 @@ from edgevit.derivation.plan import Plan
 from edgevit.derivation.realise import realise
 from edgevit.errors import PlanError
 from edgevit.network.anatomy import Attention, Block, BlockDims
-from edgevit.network.checkpoint import Model, derived_spec, describe, save
 from edgevit.network.cost import Geometry
 from edgevit.network.families.vit.tokens import TokenBlock, class_attention, pass_on
+from edgevit.network.folder import save
+from edgevit.network.model import Model, derived_spec, describe
 from edgevit.records.model import TargetClass
 
 ARGS = {"depth": 3}

@@ -1,8 +1,7 @@
-"""Opening bases, and model folders: round trips, and everything that may be wrong with a file."""
+"""Model folders: round trips, and everything that may be wrong with a file."""
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import subprocess
@@ -12,19 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
 import pytest
 import torch
 from model_folders import derivation_of, rewrite_spec
-from safetensors.torch import save_file
-from small_base import ARGS, NAME
+from small_base import ARGS, NAME, images, outputs
 from torch import nn
 
 from edgevit.derivation.session.card import model_card
 from edgevit.derivation.solve.embedding import encoder, flat_basis
-from edgevit.errors import CheckpointError, EdgeVitError, OptionError, OutputError, UnknownNameError
+from edgevit.errors import CheckpointError, EdgeVitError, OutputError
 from edgevit.network.anatomy import Block, BlockDims
-from edgevit.network.checkpoint import Model, derived_spec, describe, load, network_without_weights, open_base, save
+from edgevit.network.folder import load, save
+from edgevit.network.model import Model, derived_spec, describe
+from edgevit.network.opening import open_base
 from edgevit.records.derivation import Accuracies, AccuracyRecord
 from edgevit.records.model import TargetClass
 
@@ -38,15 +37,6 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     (NAME, {"proj_bias": False, "qkv_bias": False}),
 ]
 kinds = pytest.mark.parametrize(("name", "args"), KINDS, ids=str)
-
-
-def images() -> torch.Tensor:
-    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-
-
-def logits(model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    with torch.inference_mode():
-        return model(images())
 
 
 def derived(
@@ -95,7 +85,7 @@ def test_a_saved_model_is_the_same_model(small_vit: Any, tmp_path: Path, name: s
     save(model, tmp_path / "m", card="hello\n")
     again = load(tmp_path / "m")
     assert again.spec == model.spec and not again.training
-    assert torch.equal(logits(again), logits(model))
+    assert torch.equal(outputs(again), outputs(model))
     assert sorted(f.name for f in (tmp_path / "m").iterdir()) == ["README.md", "model.json", "model.safetensors"]
     assert [f.name for f in tmp_path.iterdir()] == ["m"]
     assert sum(p.numel() for p in again.parameters()) == again.spec.params
@@ -105,28 +95,6 @@ def test_a_saved_model_is_the_same_model(small_vit: Any, tmp_path: Path, name: s
         assert again.spec.class_columns == ([7, 0, 3] if form == "full head" else [0, 1, 2])
         assert again.spec.base.embed == 64
         assert again.spec.timm_args["embed_dim"] == (27 if form == "narrow" else 64)
-
-
-def test_a_model_folder_is_a_base_again(small_vit: Any, tmp_path: Path) -> None:
-    save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "m")
-    base = open_base(tmp_path / "m", preprocessing={"mean": [0.1, 0.2, 0.3]})
-    assert base.spec.base.embed == 64
-    assert base.preprocessing["mean"] == [0.1, 0.2, 0.3]
-    with pytest.raises(OptionError, match="brings its own weights"):
-        open_base(tmp_path / "m", pretrained=True)
-
-
-def test_a_model_with_another_embedding_is_a_base_of_that_width(small_vit: Any, tmp_path: Path) -> None:
-    save(derived(small_vit(), NAME, {}, 16, 16, embed=27), tmp_path / "m")
-    base = open_base(tmp_path / "m")
-    assert base.spec.base.embed == 27
-    slim = base.with_embedding(encoder(flat_basis(27), 9))
-    labels = tuple(TargetClass(name, i) for i, name in enumerate(base.classes))
-    again = Model(slim, derived_spec(base.spec, slim, "subset", labels))
-    save(again, tmp_path / "n")
-    found = load(tmp_path / "n")
-    assert (found.spec.base.embed, found.spec.timm_args["embed_dim"]) == (27, 9)
-    assert torch.equal(logits(found), logits(again))
 
 
 PLAIN_TIMM = """
@@ -163,7 +131,7 @@ def test_the_code_in_the_readme_loads_a_model_in_plain_timm_without_edgevit(smal
         folder = tmp_path / str(i)
         save(model, folder, card=card)
         torch.save(images(), folder / "images.pt")
-        expected[folder] = logits(model)
+        expected[folder] = outputs(model)
     done = subprocess.run(
         [sys.executable, "-c", PLAIN_TIMM, *map(str, expected)], text=True, capture_output=True, cwd=tmp_path
     )
@@ -177,9 +145,6 @@ def test_the_readme_of_unequal_widths_names_edgevit_instead(small_vit: Any) -> N
     accuracy = Accuracies(None, None, None, AccuracyRecord(0, 1))
     card = model_card("m", model.spec, derivation_of(None, accuracy=accuracy), None)
     assert "import edgevit" in card and "Plain timm cannot express it" in card and "timm.create_model" not in card
-
-
-# -- model folders that are not right ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -317,64 +282,6 @@ def test_a_place_that_cannot_be_is_one_line(small_vit: Any, tmp_path: Path) -> N
         save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "file" / "m")
 
 
-# -- checkpoints -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "args",
-    [{"img_size": "big"}, {"num_heads": 0}, {"num_heads": 7}, {"patch_size": 0}, {"embed_dim": -64}, {"depth": "x"},
-     {"act_layer": "gulu"}, {"global_pool": "median"}, {"colour": 1}, {"img_size": (1, 2, 3)}, {"mlp_ratio": "a"},
-     {"norm_layer": "foo"}, {"patch_size": 64}, {"num_classes": -3}, {"num_classes": "ten"}, {"pos_embed": "fourier"}],
-    ids=str,
-)  # fmt: skip
-def test_arguments_that_timm_refuses_are_one_line(small_vit: Any, tmp_path: Path, args: Any) -> None:
-    save_file(small_vit().state_dict(), tmp_path / "base.safetensors")
-    with pytest.raises(EdgeVitError) as refusal:
-        open_base(NAME, checkpoint=tmp_path / "base.safetensors", model_args={**ARGS, **args})
-    assert "\n" not in str(refusal.value) and "--model-arg" in str(refusal.value)
-
-
-def test_a_name_that_timm_does_not_know_is_corrected() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'deit_base_patch16_224'"):
-        open_base("deit_base_patch16_244", pretrained=True)
-    with pytest.raises(CheckpointError, match="give --checkpoint FILE, or --pretrained"):
-        open_base(NAME)
-    with pytest.raises(OptionError, match="exclude each other"):
-        open_base(NAME, checkpoint="x.pth", pretrained=True)
-
-
-@pytest.mark.parametrize("prefix", ["timm/", "hf-hub:timm/", "hf_hub:timm/"])
-def test_names_as_the_hubs_write_them_are_timms(small_vit: Any, tmp_path: Path, prefix: str) -> None:
-    save_file(small_vit().state_dict(), tmp_path / "base.safetensors")
-    model = open_base(f"{prefix}{NAME}.augreg_in21k", checkpoint=tmp_path / "base.safetensors", model_args=ARGS)
-    assert model.spec.timm_name == f"{NAME}.augreg_in21k"
-
-
-def test_weights_alone_are_opened_by_their_shapes_and_their_folder(small_vit: Any, tmp_path: Path) -> None:
-    """A folder as timm saves it, and a file whose heads have the usual width."""
-    network = small_vit()
-    save_file(network.state_dict(), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": NAME, "model_args": {"num_heads": 2}}))
-    for base in (tmp_path, tmp_path / "model.safetensors", f"local-dir:{tmp_path}"):
-        model = open_base(base)
-        assert model.spec.timm_name == NAME and torch.equal(logits(model), logits(network))
-        assert model.spec.timm_args == {**ARGS, "num_classes": 10}
-        blocks = network_without_weights(base).module.blocks.state_dict()
-        assert {key: value.shape for key, value in blocks.items()} == {
-            k: v.shape for k, v in network.module.blocks.state_dict().items()
-        }
-    (tmp_path / "config.json").unlink()
-    distilled = small_vit("deit_tiny_distilled_patch16_224", num_heads=1)
-    save_file(distilled.state_dict(), tmp_path / "model.safetensors")
-    model = open_base(tmp_path / "model.safetensors")
-    assert model.spec.timm_name == "deit_tiny_distilled_patch16_224" and torch.equal(logits(model), logits(distilled))
-    with pytest.raises(CheckpointError, match="its shapes are of the kind of deit_tiny_distilled_patch16_224"):
-        open_base(NAME, checkpoint=tmp_path, model_args=ARGS)
-    save_file(small_vit(embed_dim=96).state_dict(), tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="96 channels are no multiple of 64; give --model-arg num_heads=N"):
-        open_base(tmp_path / "model.safetensors")
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -391,52 +298,3 @@ def test_arguments_in_a_sealed_folder_are_those_of_a_network_that_runs(
     with pytest.raises(CheckpointError) as refusal:
         load(tmp_path / "m")
     assert said in str(refusal.value) and "\n" not in str(refusal.value)
-
-
-def test_a_network_that_cannot_run_or_is_larger_than_memory_is_not_made() -> None:
-    with pytest.raises(OptionError, match="cannot run with its arguments"):
-        network_without_weights(NAME, {**ARGS, "norm_layer": "layernorm2d"})
-    with pytest.raises(OptionError, match=r"takes \d+ GB, and this machine has \d+ GB; check --model-arg"):
-        network_without_weights(NAME, {"embed_dim": 2**16, "num_heads": 1, "depth": 16})
-
-
-def test_pretrained_without_a_network_is_one_line(
-    tmp_path: Path, edgevit_main: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # which was read from the environment before
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
-    monkeypatch.chdir(tmp_path)
-    ran = edgevit_main("derive", NAME, "--pretrained", "--data", "digits", "--rate", "0.5", "--out", "out")
-    assert ran.code == 1 and not ran.out
-    assert ran.told[0].startswith(f"timm's weights of {NAME}, from the Hugging Face hub")
-    assert ran.told[1].startswith(f"error: no pretrained weights for {NAME}") and "--checkpoint" in ran.told[1]
-    assert len(ran.told) == 2
-    assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
-
-
-def test_a_hub_that_does_not_answer_is_not_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it waits to try again"))
-    monkeypatch.setenv("NO_PROXY", "*")
-    with pytest.raises(CheckpointError, match=r"http://127\.0\.0\.1:9 does not answer, and no copy is in the cache"):
-        open_base(NAME, pretrained=True)
-    assert huggingface_hub.constants.HF_HUB_OFFLINE is False
-
-
-def test_preprocessing_is_the_bases_own_but_for_what_was_given(small_vit: Any) -> None:
-    network = small_vit()
-    own = describe(network, NAME, ARGS).preprocessing
-    assert own["input_size"] == [3, 32, 32] and own["mean"] == [0.5, 0.5, 0.5] and own["crop_pct"] == 0.9
-    changed = describe(network, NAME, ARGS, {"mean": [0.1, 0.2, 0.3], "crop_pct": 1.0}).preprocessing
-    assert changed == {**own, "mean": [0.1, 0.2, 0.3], "crop_pct": 1.0}
-    deit = describe(small_vit("deit_tiny_distilled_patch16_224"), "deit_tiny_distilled_patch16_224", ARGS)
-    assert deit.preprocessing["mean"] == [0.485, 0.456, 0.406]
-
-
-def test_a_base_whose_weights_do_not_matter_is_the_same_every_time_and_has_a_classifier() -> None:
-    one, other = (network_without_weights(NAME, {**ARGS, "num_classes": 0}) for _ in range(2))
-    assert one.classifiers[0].out_features == 1000 and not one.training
-    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
-    with pytest.raises(UnknownNameError, match="no timm model or model folder 'vit_tinny"):
-        network_without_weights("vit_tinny_patch16_224")

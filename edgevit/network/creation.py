@@ -1,0 +1,120 @@
+"""Create timm networks by name and arguments, and check that they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from http.client import HTTPException
+from math import prod
+from ssl import SSLError
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import timm
+import torch
+from torch import nn
+
+from edgevit.errors import CheckpointError, OptionError, UnknownNameError
+from edgevit.network.arguments import check_arguments
+from edgevit.network.copies import shape_copy
+from edgevit.network.families import family_like, family_names, load_family
+from edgevit.network.network import Network
+from edgevit.network.weights import FOREIGN, first_line
+
+_TORCHVISION_NAMES = {
+    "vit_b_16": "vit_base_patch16_224", "vit_b_32": "vit_base_patch32_224", "vit_l_16": "vit_large_patch16_224",
+    "vit_l_32": "vit_large_patch32_224", "vit_h_14": "vit_huge_patch14_224",
+    "swin_t": "swin_tiny_patch4_window7_224", "swin_s": "swin_small_patch4_window7_224",
+    "swin_b": "swin_base_patch4_window7_224",
+}  # fmt: skip
+# Most pixels of an image, and most parameters, of a network that runs fast.
+_QUICK_PIXELS, _QUICK_PARAMS = 256**2, 30_000_000
+_HUB_S = 5  # timeout of the hub
+
+
+def check_timm_name(name: str) -> None:
+    """Raise UnknownNameError if timm has no such model, with timm's name of one of torchvision."""
+    for family in family_names():
+        load_family(family)  # which may add networks to timm's
+    if not timm.is_model(name):
+        of_torchvision = _TORCHVISION_NAMES.get(name)
+        names = [of_torchvision] if of_torchvision else timm.list_models()
+        raise UnknownNameError("timm model or model folder", name, names)
+
+
+def create_timm_network(
+    name: str, args: Mapping[str, Any], *, pretrained: bool = False, prefix: str = "--model-arg "
+) -> nn.Module:
+    """Create a timm model, converted by its family; `prefix` precedes its arguments in messages.
+
+    Raises:
+        UnknownNameError: timm has no such model.
+        UnsupportedModelError: no family matches.
+        OptionError: an argument is unknown, or timm refuses it.
+        CheckpointError: pretrained weights are not available.
+    """
+    check_timm_name(name)
+    check_arguments(args, prefix)
+    try:
+        with _quick_hub() if pretrained else nullcontext() as silent:
+            network: nn.Module = timm.create_model(name, pretrained=pretrained, **args)
+    except FOREIGN as error:
+        # huggingface_hub raises OSError and ValueError, timm RuntimeError where it has no weights.
+        if pretrained and isinstance(error, (OSError, RuntimeError, ValueError)):
+            raise _no_pretrained(name, silent or first_line(error, 100)) from error
+        shown = ", ".join(f"{k}={v}" for k, v in args.items()) or "no arguments"
+        raise OptionError(
+            f"timm cannot make {name} with {shown}: {first_line(error, 120)}; check --model-arg"
+        ) from error
+    return family_like(network).interchange.adopted(network)
+
+
+@contextmanager
+def _quick_hub() -> Iterator[str | None]:
+    """Use only the cache if the hub does not answer, as its client would try for a minute.
+
+    Yields the problem; None: the hub answers, or is disabled.
+    """
+    from huggingface_hub import constants
+
+    offline, silent = constants.HF_HUB_OFFLINE, None
+    if not offline:
+        try:
+            urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=_HUB_S).close()
+        except (OSError, HTTPException) as error:
+            refused = isinstance(error, HTTPError) or isinstance(getattr(error, "reason", None), SSLError)
+            if not refused:  # a token or other certificates may help
+                silent = f"{constants.ENDPOINT} does not answer, and no copy is in the cache"
+    constants.HF_HUB_OFFLINE = offline or silent is not None
+    try:
+        yield silent
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+
+
+def _no_pretrained(name: str, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"no pretrained weights for {name}: {reason}; is there a network? "
+        f"Otherwise download the file elsewhere and give it with --checkpoint"
+    )
+
+
+def try_once(network: Network, name: str) -> None:
+    """Check that a network runs: on one image, or by shapes only if that is slow.
+
+    Raises:
+        OptionError: it does not.
+    """
+    try:
+        size = network.input_size
+        quick = prod(size[-2:]) <= _QUICK_PIXELS and sum(p.numel() for p in network.parameters()) <= _QUICK_PARAMS
+        with torch.inference_mode():
+            if quick:
+                network(torch.zeros(1, *size))
+            else:  # slower for small networks, as kernels of the meta device are Python code
+                shape_copy(network)(torch.empty(1, *size, device="meta"))
+    except FOREIGN as error:
+        raise OptionError(
+            f"{name} cannot run with its arguments: {first_line(error, 120)}; check --model-arg"
+        ) from error

@@ -1,0 +1,321 @@
+"""Open a base: a timm name with a checkpoint, files of weights, a model folder, or a function that builds it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from edgevit.errors import CheckpointError, OptionError, UnsupportedModelError
+from edgevit.network.builder import builder_parts, built, is_builder
+from edgevit.network.copies import without_values
+from edgevit.network.creation import check_timm_name, create_timm_network, try_once
+from edgevit.network.detector import Pyramid
+from edgevit.network.families import Interchange, family_like, family_names, load_family
+from edgevit.network.folder import load
+from edgevit.network.model import Headless, Model, describe, resolved_preprocessing, tensors_sha256
+from edgevit.network.network import Network
+from edgevit.network.request import check_openable, plain_base
+from edgevit.network.weights import TimmArguments, Weights, fill_network, read_weights
+from edgevit.progress import Progress, Silent
+from edgevit.records.model import BaseFacts
+from edgevit.records.release import (
+    CONFIG,
+    PREPROCESSING_KEYS,
+    PROCESSOR,
+    ReleaseFacts,
+    is_release,
+    read_release,
+    weights_of,
+)
+
+_SOME_CLASSES = 1000  # number of classes of a random classifier
+
+
+def open_base(
+    base: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    pretrained: bool = False,
+    model_args: Mapping[str, Any] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Open a base: a timm name with a checkpoint (or timm's own weights), or a model folder.
+
+    Raises:
+        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the base cannot be opened.
+    """
+    opened = open_network(
+        base,
+        checkpoint=checkpoint,
+        pretrained=pretrained,
+        model_args=model_args,
+        preprocessing=preprocessing,
+        progress=progress,
+    )
+    if isinstance(opened, Headless):
+        raise UnsupportedModelError(
+            f"{base} has no classifier; edgevit base and edgevit derive fit one to the images of --data"
+        )
+    return opened
+
+
+def open_network(
+    base: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    pretrained: bool = False,
+    model_args: Mapping[str, Any] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    new_head: bool = False,
+    progress: Progress | None = None,
+) -> Model | Headless:
+    """Open a base like `open_base`, or one without a classifier, or whose classifier does not count (`new_head`).
+
+    Raises:
+        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the base cannot be opened.
+    """
+    opened = _open(base, checkpoint, pretrained, model_args, preprocessing, progress)
+    if isinstance(opened, Headless) or not new_head:
+        return opened
+    spec, network = opened.spec, Network(opened.module, opened.family)
+    return Headless(network, spec.timm_name, spec.timm_args, spec.preprocessing, opened.release)
+
+
+def _open(
+    base: str | Path,
+    checkpoint: str | Path | None,
+    pretrained: bool,
+    model_args: Mapping[str, Any] | None,
+    preprocessing: Mapping[str, Any] | None,
+    progress: Progress | None,
+) -> Model | Headless:
+    check_openable(base, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
+    base, progress = plain_base(base), progress or Silent()
+    if is_builder(base):
+        base, checkpoint = _built_folder(base, checkpoint), None
+    overrides = {part: value for part, value in (preprocessing or {}).items() if value is not None}
+    if is_release(Path(base)):
+        return _open_weights(None, model_args or {}, Path(base), overrides, progress)
+    if Path(base).is_dir():
+        model = load(base)
+        spec = model.spec
+        if spec.output_kind == "features" and not spec.outputs and not spec.depths:
+            return Headless(model, spec.timm_name, spec.timm_args, {**spec.preprocessing, **overrides})
+        # It is its own base now.
+        sha256 = tensors_sha256(model.state_dict())
+        embed = model.geometry.embed
+        if isinstance(model.module, Pyramid) and (given := overrides.keys() & {*PREPROCESSING_KEYS}):
+            raise OptionError(
+                f"a detector prepares images by its own transform; leave --{min(given).replace('_', '-')} out"
+            )
+        facts = BaseFacts(sha256, spec.blocks, spec.macs, spec.params, spec.outputs, embed)
+        if spec.narrowed_rest is not None:
+            spec = replace(spec, narrowed_rest=replace(spec.narrowed_rest, base_macs=spec.narrowed_rest.macs))
+        spec = replace(spec, preprocessing={**spec.preprocessing, **overrides}, base=facts)
+        origin = dict.fromkeys(PREPROCESSING_KEYS, "detector") if isinstance(model.module, Pyramid) else {}
+        return Model(model, spec, ReleaseFacts(origin=origin))
+    name, args = str(base), dict(model_args or {})
+    check_timm_name(name)
+    if checkpoint is not None:
+        return _open_weights(name, args, Path(checkpoint), overrides, progress)
+    if pretrained:
+        progress.note(f"timm's weights of {name}, from the Hugging Face hub")
+    return _opened(create_timm_network(name, args, pretrained=pretrained), name, args, overrides)
+
+
+def _built_folder(base: str | Path, checkpoint: str | Path | None) -> Path:
+    """The folder of the network that a function in a Python file builds."""
+    from edgevit.network.from_module import path_of
+
+    module = built(base, None if checkpoint is None else weights_of(Path(checkpoint)))
+    folder: Path = path_of(module, str(base), builder_parts(base))
+    return folder
+
+
+def _opened(
+    module: nn.Module, name: str, args: Mapping[str, Any], preprocessing: Mapping[str, Any]
+) -> Model | Headless:
+    network = Network(module.eval())  # raises for unsupported networks before a classifier is fitted
+    try_once(network, name)
+    if network.ends.classifiers:
+        return describe(network, name, args, preprocessing)
+    return Headless(network, name, args, resolved_preprocessing(network, preprocessing))
+
+
+def network_without_weights(
+    base: str | Path, model_args: Mapping[str, Any] | None = None, *, checkpoint: str | Path | None = None
+) -> Network:
+    """The network of a base, of which only the shape matters: of a model folder, or a random timm model.
+
+    A network without a classifier gets one. Files of weights, if they are the base, determine its arguments.
+
+    Raises:
+        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as for `open_network`.
+    """
+    base, args = plain_base(base), dict(model_args or {})
+    if is_builder(base):
+        base, checkpoint = _built_folder(base, checkpoint), None
+    if checkpoint is not None or is_release(Path(base)):
+        opened = open_network(base, checkpoint=checkpoint, model_args=args)
+        spec = opened.spec if isinstance(opened, Model) else opened
+        base, args = spec.timm_name, {key: spec.timm_args[key] for key in spec.timm_args if key != "num_classes"} | args
+    if Path(base).is_dir():
+        network: Network = load(base)
+    else:
+        with without_values():
+            _refuse_too_large(create_timm_network(str(base), args), str(base))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # deterministic
+            network = Network(create_timm_network(str(base), args))
+            if not network.ends.classifiers:
+                network.make_classifiers(_SOME_CLASSES)
+        try_once(network.eval(), str(base))
+    return network.eval()
+
+
+def _refuse_too_large(network: nn.Module, name: str) -> None:
+    """Raise OptionError if a network, here without values, exceeds the memory of this machine."""
+    size, memory = sum(p.nbytes for p in network.parameters()), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory:
+        raise OptionError(
+            f"{name} with its arguments takes {size / 1e9:.0f} GB, and this machine has {memory / 1e9:.0f} GB; "
+            "check --model-arg"
+        )
+
+
+def _open_weights(
+    name: str | None, args: Mapping[str, Any], path: Path, overrides: Mapping[str, Any], progress: Progress
+) -> Model | Headless:
+    """Open a network with the weights of a file or a folder, and with the configuration files in the folder.
+
+    Args:
+        name: of the network; None: by those files, or by the shapes of the weights.
+        overrides: preprocessing by options, which take precedence.
+
+    Raises:
+        as `open_network`.
+    """
+    file = weights_of(path)
+    release = read_release(file.parent)
+    if lacking := [part for part in release.unequalled if part not in overrides]:
+        raise OptionError(
+            f"{release.folder / PROCESSOR} prepares images in a way that edgevit has no equal of; give "
+            f"{' and '.join('--' + part.replace('_', '-') for part in lacking)}"
+        )
+    state = read_weights(file, progress.note)
+    if name is not None and release.architecture not in (None, name.partition(".")[0]):
+        progress.note(f"{CONFIG} beside the weights says {release.architecture}; {name} is used")
+    if name is None:
+        name = _name_of(state, file, release, progress)
+    network, arguments, weights = _filled(name, args, file, state, release, progress)
+    origin = {**dict.fromkeys(weights.preprocessing, weights.origin), **release.origin}
+    release = replace(release, preprocessing={**weights.preprocessing, **release.preprocessing}, origin=origin)
+    stated = {part: value for part, value in release.preprocessing.items() if part != "input_size"}
+    for part in overrides.keys() & release.origin.keys():
+        if (now := _shown(overrides[part])) != (earlier := _shown(stated[part])):
+            option = f"--{part.replace('_', '-')} {now}"
+            progress.note(f"{release.origin[part]} beside the weights says {part} {earlier}; {option} is used")
+    opened = _opened(network, name, arguments, {**stated, **overrides})
+    if isinstance(opened, Headless):
+        return replace(opened, release=release)
+    return Model(opened, opened.spec, release)
+
+
+def _shown(setting: Any) -> str:
+    """A setting as typed in an option, of a list or a tuple."""
+    return ",".join(f"{value:g}" for value in setting) if isinstance(setting, (list, tuple)) else str(setting)
+
+
+def _name_of(state: Mapping[str, Tensor], file: Path, release: ReleaseFacts, progress: Progress) -> str:
+    """timm's name of the network of these weights.
+
+    Raises:
+        CheckpointError: they are of no supported network.
+    """
+    if release.architecture is not None and timm.is_model(release.architecture):
+        progress.note(f"{file} is of {release.architecture}, as {CONFIG} beside it says")
+        return release.architecture
+    for family in map(load_family, family_names()):
+        interchange = family.interchange
+        if (name := interchange.guessed_name(interchange.named(state).state)) is not None:
+            progress.note(f"{file} is taken to be of {name}, by its shapes; BASE and --checkpoint give another name")
+            return name
+    raise CheckpointError(
+        f"{file} is of no network that edgevit supports; give timm's name of it, and --checkpoint {file}"
+    )
+
+
+def _filled(
+    name: str,
+    args: Mapping[str, Any],
+    file: Path,
+    state: Mapping[str, Tensor],
+    release: ReleaseFacts,
+    progress: Progress,
+) -> tuple[Any, TimmArguments, Weights]:
+    """Create a timm model with these weights; return it with its arguments and the weights.
+
+    Arguments are, in order of precedence: of options, of the configuration files, and by the shapes.
+    """
+    stated = {**_stated_arguments(release, args), **args}
+    if texts := [f"{key}={value}" for key, value in stated.items() if key not in args]:
+        progress.note(f"{name} as the files beside the weights say: {', '.join(texts)}")
+    for key in args.keys() & release.arguments.keys():
+        if _shown(args[key]) != _shown(release.arguments[key]):
+            earlier = f"{key}={release.arguments[key]}"
+            progress.note(f"{CONFIG} beside the weights says {earlier}; --model-arg {key}={args[key]} is used")
+    with without_values():
+        network = create_timm_network(name, stated)
+    interchange = family_like(network).interchange
+    weights = interchange.named(state)
+    guessed, assumption = interchange.guessed_arguments(weights.state, network, network.state_dict(), stated)
+    if guessed:
+        texts = [f"{key}={value}" for key, value in guessed.items()]
+        progress.note(f"{name} by the shapes of {file.name}: {', '.join(texts)}; --model-arg gives others")
+    if assumption is not None:
+        progress.note(assumption)
+    arguments = {"num_classes": weights.classes, **guessed, **stated}  # may differ from ImageNet's
+    with without_values():  # they would be initialised and replaced
+        network = create_timm_network(name, arguments)
+    weights = interchange.fitted(
+        weights, network, name, resample="img_size" in stated, trained=release.arguments.get("img_size")
+    )
+    try:
+        fill_network(network, weights.state, file, name)
+    except CheckpointError as error:
+        raise CheckpointError(
+            "; ".join([str(error), *_hints(interchange, weights, network), *weights.notes])
+        ) from error
+    for note in weights.notes:
+        progress.note(note)
+    return network, arguments, weights
+
+
+def _stated_arguments(release: ReleaseFacts, args: Mapping[str, Any]) -> TimmArguments:
+    """timm's arguments by the configuration files, with the image size of an image processor."""
+    stated = {key: value for key, value in release.arguments.items() if key not in args}
+    size = release.preprocessing.get("input_size")
+    if size is not None and release.origin["input_size"] == PROCESSOR and "img_size" not in args:
+        stated.setdefault("img_size", size[1] if size[1] == size[2] else tuple(size[1:]))
+    return stated
+
+
+def _hints(interchange: Interchange, weights: Weights, network: Any) -> list[str]:
+    """Hints about arguments or a name with which the weights would fit, by their shapes."""
+    arguments: TimmArguments = {}
+    with suppress(CheckpointError):  # the number of heads does not follow from shapes
+        arguments, _ = interchange.guessed_arguments(weights.state, network, network.state_dict(), ())
+    if arguments:
+        return ["its shapes say " + " ".join(f"--model-arg {shlex.quote(f'{k}={v}')}" for k, v in arguments.items())]
+    name = interchange.guessed_name(weights.state)
+    return [] if name is None else [f"its shapes are of the kind of {name}"]

@@ -1,0 +1,46 @@
+"""Networks that timm creates, and its weights from a hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+from small_base import NAME
+
+from edgevit.errors import CheckpointError, OptionError, UnknownNameError
+from edgevit.network.opening import open_base
+
+
+def test_a_name_that_timm_does_not_know_is_corrected() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'deit_base_patch16_224'"):
+        open_base("deit_base_patch16_244", pretrained=True)
+    with pytest.raises(CheckpointError, match="give --checkpoint FILE, or --pretrained"):
+        open_base(NAME)
+    with pytest.raises(OptionError, match="exclude each other"):
+        open_base(NAME, checkpoint="x.pth", pretrained=True)
+
+
+def test_pretrained_without_a_network_is_one_line(
+    tmp_path: Path, edgevit_main: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # which was read from the environment before
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.chdir(tmp_path)
+    ran = edgevit_main("derive", NAME, "--pretrained", "--data", "digits", "--rate", "0.5", "--out", "out")
+    assert ran.code == 1 and not ran.out
+    assert ran.told[0].startswith(f"timm's weights of {NAME}, from the Hugging Face hub")
+    assert ran.told[1].startswith(f"error: no pretrained weights for {NAME}") and "--checkpoint" in ran.told[1]
+    assert len(ran.told) == 2
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+
+
+def test_a_hub_that_does_not_answer_is_not_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it waits to try again"))
+    monkeypatch.setenv("NO_PROXY", "*")
+    with pytest.raises(CheckpointError, match=r"http://127\.0\.0\.1:9 does not answer, and no copy is in the cache"):
+        open_base(NAME, pretrained=True)
+    assert huggingface_hub.constants.HF_HUB_OFFLINE is False
