@@ -32,7 +32,7 @@ from edgevit.network.network import Network
 from edgevit.network.opening import network_without_weights
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import OnlyOnce, Progress, Silent
-from edgevit.records.writing import write_whole, writing
+from edgevit.records.writing import refuse_existing, write_whole, writing
 from edgevit.request import takes_options
 from edgevit.version import written_by
 
@@ -53,6 +53,7 @@ def fleet(request: FleetRequest, progress: Progress | None = None) -> list[JobSt
     Raises:
         JobsError: the file is not valid, or budgets in it are below what can be made; nothing was started.
         OptionError: `workers` and `ray` are given together, or an option of the plan cannot be.
+        OutputError: nothing can be written to the plan's `out`.
         Interrupted: Ctrl-C or SIGTERM; the same call continues.
     """
     plan = read_plan(request.plan)
@@ -61,6 +62,7 @@ def fleet(request: FleetRequest, progress: Progress | None = None) -> list[JobSt
         raise OptionError("--workers is for processes on this machine; a cluster has its own, --ray: leave one out")
     failed: dict[str, str] = {}
     if not request.status:
+        refuse_existing(plan.out / "jobs" / ".new")  # can a folder be created there?
         try:
             failed = _work_off(jobs, plan, request, OnlyOnce(progress or Silent()))
         except KeyboardInterrupt as stop:

@@ -22,7 +22,7 @@ from forks import Program, server
 from places import STANDINS
 from small_base import ARGS, NAME, PLAN, PREPROCESSING, QUICK, write_checkpoint
 
-from edgevit.errors import EdgeVitError, JobsError, OptionError
+from edgevit.errors import EdgeVitError, JobsError, OptionError, OutputError
 from edgevit.jobs import runners
 from edgevit.jobs.fleet import run
 from edgevit.jobs.fleet.plan import read_plan
@@ -88,6 +88,14 @@ def test_an_option_of_all_derivations_that_cannot_be_is_refused_before_anything_
     assert reason in str(refused.value) and not (tmp_path / "fleet").exists()
 
 
+def test_a_file_in_place_of_the_folder_of_all_results_is_refused_before_anything_starts(
+    fleet_plan: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "fleet").write_text("notes")
+    with pytest.raises(OutputError, match=r"fleet is not a folder, so .* cannot be created"):
+        fleet(fleet_plan())
+
+
 def test_workers_are_not_for_a_cluster(fleet_plan: Any) -> None:
     with pytest.raises(OptionError, match="--workers is for processes on this machine"):
         fleet(FleetRequest(plan=fleet_plan(), workers=2, ray="auto"))
@@ -97,10 +105,9 @@ def test_workers_are_not_for_a_cluster(fleet_plan: Any) -> None:
 def test_a_job_whose_process_died_is_shown_as_failed_also_where_no_record_can_be_written(
     can_write: bool, fleet_plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not can_write:
-        (tmp_path / "fleet").touch()
-
     def die(jobs: Sequence[Job[Any, Any]], *_: object, **options: object) -> Iterator[tuple[Job[Any, Any], Any]]:
+        if not can_write:
+            (tmp_path / "fleet").touch()
         first = next(job for job in jobs if not job.needs)
         yield first, None
         yield first, JobsError("its process was ended from outside (signal 9)")
