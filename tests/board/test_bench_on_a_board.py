@@ -120,6 +120,7 @@ def test_a_connection_that_breaks_in_a_bench_is_taken_up_again(orin_nx, model, t
     assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_bench_outlives_its_host_and_the_same_command_collects_it(orin_nx, model, tmp_path):
     output = tmp_path / "runs.jsonl"
     with start_bench(orin_nx, model, output, 2) as host:

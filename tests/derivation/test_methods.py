@@ -75,6 +75,9 @@ def test_the_example_is_listed_with_its_option(edgevit_main):
     assert (option["name"], option["default"]) == ("order", "2.0") and "neurons are ranked" in option["explanation"]
 
 
+FEW: dict[str, dict[str, int]] = {"nuwa": {"purification_steps": 4}, "snapvit": {"generations": 2}}
+
+
 @pytest.fixture(scope="module")
 def derived(checkpoint, tmp_path_factory):
     """A derivation by a method, of a shape, and its folder: made once for all tests, and trained of one shape."""
@@ -84,7 +87,7 @@ def derived(checkpoint, tmp_path_factory):
         folder = tmp_path_factory.mktemp(name) / "m"
         training = {"steps": 2, "evaluations": 1} if shape == "fused" else {"steps": 0}
         rate = RATES.get(name, 0.45)
-        options = {"purification_steps": 4} if name == "nuwa" else {}
+        options = FEW.get(name, {})
         made = derive(checkpoint, folder, method=name, shape=shape, rate=rate, training=training, options=options)
         return made, folder
 
@@ -122,9 +125,7 @@ BASELINES_BY_TABLE = ("corp", "dcvit", "mdp", "taylor")  # the others spend a bu
 def test_a_method_that_counts_milliseconds_keeps_them_by_the_table(name, narrower, checkpoint, tmp_path):
     budget = 2.2 if name == "heart" else 1.6  # it cuts no widths
     given = {"rate": None, "ms": budget, "cost_table": write_cost_table(tmp_path, narrower), "training": {"steps": 0}}
-    given["options"] = {"cut_embedding": True} if narrower else {}
-    if name == "nuwa":
-        given["options"]["purification_steps"] = 4
+    given["options"] = {**FEW.get(name, {}), **({"cut_embedding": True} if narrower else {})}
     record = derive(checkpoint, tmp_path / "m", method=name, **given).record
     assert record.budget.quantity == "ms" and 0.75 * budget < record.budget.reached <= budget * (1 + 1e-9)
 

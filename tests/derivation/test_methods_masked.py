@@ -43,6 +43,7 @@ pytestmark = pytest.mark.usefixtures("few_digits")
 
 FEW: dict[str, dict[str, Any]] = {
     "corp": {"calibration_images": 32},
+    "snapvit": {"generations": 2},
     # Aligned readers and another head are no masking, and sites that go alone are in tests/derivation/methods/forge.
     "forge": {
         "calibration_images": 32,

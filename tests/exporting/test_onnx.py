@@ -76,7 +76,13 @@ def test_exported_files_compute_what_torch_computes(exported: Exported, make_der
 
 
 @pytest.mark.parametrize(
-    "args", [{}, {"embed": 48}, pytest.param({"img_size": 40, "window_size": 3}, marks=pytest.mark.slow)], ids=str
+    "args",
+    [
+        {},
+        pytest.param({"embed": 48}, marks=pytest.mark.slow),
+        pytest.param({"img_size": 40, "window_size": 3}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_windows_are_exported_with_a_constant_bias(tmp_path: Path, args: dict[str, Any]) -> None:
     folder, network = write_swin(tmp_path / "swin", depths=[2, 1], **args)

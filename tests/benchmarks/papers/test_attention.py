@@ -48,6 +48,7 @@ def test_cuts_keep_what_is_worth_most_and_the_function_where_all_is_kept(small_v
     assert (saliency >= cuts.gates[0].vo.mean(0).abs() * (1 - 1e-6)).all() and (squared >= 0).all()
 
 
+@pytest.mark.slow
 def test_a_swin_is_cut_by_every_criterion_but_one() -> None:
     torch.manual_seed(0)
     arguments = {"img_size": 32, "embed_dim": 16, "depths": (1, 1), "num_heads": (2, 4), "window_size": 4}

@@ -69,6 +69,7 @@ def test_another_head_of_the_same_weights_has_measurements_of_its_own(
     assert coarse.record.map.agreement > 0.9
 
 
+@pytest.mark.slow
 def test_a_narrower_embedding_reaches_a_rate_that_the_whole_one_does_not(
     file: Path, frames: Path, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def test_the_file_is_written_judged_and_found(folder: Path) -> None:
     assert again.files["model.int8.onnx"] == report.files["model.int8.onnx"], "it is deterministic"
 
 
+@pytest.mark.slow
 def test_layers_with_outliers_stay_in_floating_point(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Computed:
     return Computed(monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_backbone_meets_a_budget_by_its_features(asked: dict[str, Any], computed: Computed, tmp_path: Path) -> None:
     (made,) = edgevit.meet(NAME, ms=6.0, output="features", out=tmp_path / "t", **{**asked, "classes": None})
     assert made.model.spec.output_kind == "features" and made.record.met is not None and made.record.met.keeps
@@ -149,6 +150,7 @@ def swin(asked: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dic
     return {**asked, "model_args": args, "checkpoint": file}
 
 
+@pytest.mark.slow
 def test_every_stage_of_a_network_gives_what_its_own_prices_say(
     swin: dict[str, Any], computed: Computed, tmp_path: Path
 ) -> None:
@@ -380,6 +382,7 @@ def test_several_budgets_share_the_base_and_what_was_learnt_and_end_in_one_table
     assert found[0].record == ModelFolder(tmp_path / "t" / "ms6").derivation()
 
 
+@pytest.mark.slow
 def test_several_budgets_that_were_stopped_end_as_if_they_had_not_been(
     asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def test_networks_are_measured_in_turns_here_and_runs_are_in_the_file_before_the
         characterize(replace(asked, rounds=2))
 
 
+@pytest.mark.slow
 def test_engines_are_built_and_measured_on_a_board_and_removed_when_interrupted(
     tmp_path, sshd, board_tree, monkeypatch, edgevit_main
 ):

@@ -234,6 +234,7 @@ def backbones(digits_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_features_are_judged_by_probes_on_the_parts_of_their_derivation(
     backbones: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_blocks_and_heads_go_where_no_width_is_small_enough(checkpoint: Path, tm
     assert loaded.module.default_cfg is not None and len(loaded.blocks) == 1
 
 
+@pytest.mark.slow
 def test_a_swin_of_few_directions_is_narrowed_in_all_of_its_stages(small_vit: Any, tmp_path: Path) -> None:
     """Without that it loses several times as much."""
     args = {"depths": [2, 2], "window_size": 3}  # shifted, and padded
