@@ -37,8 +37,8 @@ if TYPE_CHECKING:  # so that mypy checks the modules before their package, which
     from edgevit.latency.cost_request import CostRequest as CostRequest
     from edgevit.latency.request import MeetRequest as MeetRequest
     from edgevit.latency.target import MeasurementTarget as MeasurementTarget
-    from edgevit.network.model import Model
     from edgevit.network.folder import load as load
+    from edgevit.network.model import Model
     from edgevit.progress import Progress
     from edgevit.reporting.request import CompareRequest as CompareRequest
     from edgevit.reporting.request import ReportRequest as ReportRequest

@@ -99,7 +99,7 @@ def test_the_script_chooses_what_the_table_marks_and_follows_the_readers_limits(
     assert seen.texts("section.open .own-answer") == ["No model keeps to these limits."]
     page.fill("section.open input[name=top1]", "")
     page.select_option("section.open select", "energy_mj")
-    assert "366 mJ" in seen.texts("section.open .own-answer")[0] and seen.complaints == []
+    assert "18.4 mJ" in seen.texts("section.open .own-answer")[0] and seen.complaints == []
     page.close()
 
 
@@ -121,7 +121,7 @@ def test_a_model_that_fails_a_gate_is_crossed_out_and_the_legend_says_so(browser
         and cross["x"] + cross["width"] > dot["x"] + dot["width"]
     )
     assert seen.page.evaluate(
-        "told(data.panels[0].entries.find(e => e.title === 't1'), data.panels[0].axes[0])"
+        "tooltip(data.panels[0].entries.find(e => e.title === 't1'), data.panels[0].axes[0])"
     ).endswith("✕ fails a gate")
     assert seen.complaints == []
     seen.page.close()
