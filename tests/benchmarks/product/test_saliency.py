@@ -22,8 +22,8 @@ def test_a_record_becomes_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert saliency.section() == ""
     row = {
         "rate": 0.5, "base_macs": 1.8e9, "train_images": 203, "images": 235, "foreground": 0.33, "iou": 0.885,
-        "error": 0.0472, "method": "forge", "embed": 224,
+        "error": 0.0472, "method": "forge", "embed": 224, "macs": 0.9e9,
     }  # fmt: skip
     (tmp_path / "saliency.json").write_text(json.dumps({"schema": 1, "parity": 5.7e-6, "rows": {"forge 0.5": row}}))
     shown = " ".join(saliency.section().split())
-    assert "| 0.5 | forge | 224 | 0.0472 | 88.5% |" in shown and "at most 5.7e-06 at 224 px" in shown
+    assert "| 0.50 | forge | 224 | 0.0472 | 88.5% |" in shown and "at most 5.7e-06 at 224 px" in shown
