@@ -25,7 +25,7 @@ from torch import Tensor
 
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import Policy
-from edgevit.derivation.measure.divergence import base_outputs, divergence, network_outputs
+from edgevit.derivation.measure.divergence import base_outputs, divergences, mean_nats, network_outputs
 from edgevit.derivation.measure.embedding import (
     TokenStatistics,
     enough_images,
@@ -171,11 +171,15 @@ class Slices:
 
     def lost(self, network: Network) -> float:
         """The divergence of a network from the base."""
+        return mean_nats(self.lost_by_image(network))
+
+    def lost_by_image(self, network: Network) -> Tensor:
+        """The divergence [images] of a network from the base on each image that judges."""
         p = self.problem
         if self.outputs is None:
             self.outputs = base_outputs(p, self.judged, quick=self.quick)
         outputs = network_outputs(network, self.judged, p.passes, quick=self.quick)
-        return divergence(p.network.output, self.outputs, outputs)
+        return divergences(p.network.output, self.outputs, outputs)
 
     def _planned(self, encoders: Sequence[Tensor]) -> EmbedPlan:
         decoders = self.tokens.decoders(encoders) if self.fitted else None

@@ -36,7 +36,16 @@ def base_outputs(problem: Problem, images: Split, *, quick: bool = False) -> Ten
     return problem.cache.tensors("outputs", key, measure)["outputs"]
 
 
+def divergences(output: Output, reference: Tensor, outputs: Tensor) -> Tensor:
+    """The divergence [images] fp64 of the outputs of one network from those of another for each of the same images."""
+    return output.divergence(reference.double(), outputs.double())
+
+
 def divergence(output: Output, reference: Tensor, outputs: Tensor) -> float:
-    """The divergence of the outputs of one network from those of another for the same images: the mean."""
-    each = output.divergence(reference.double(), outputs.double())
-    return max(float(each.mean()), 0.0)  # rounding may make that of equal outputs negative
+    """The mean of the `divergences`."""
+    return mean_nats(divergences(output, reference, outputs))
+
+
+def mean_nats(each: Tensor) -> float:
+    """The mean of some `divergences`; rounding may make those of equal outputs negative."""
+    return max(float(each.mean()), 0.0)

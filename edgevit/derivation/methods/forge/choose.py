@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from edgevit.derivation.allocate.embedding import (
     Slices,
@@ -26,6 +27,7 @@ from edgevit.derivation.allocate.embedding import (
 )
 from edgevit.derivation.allocate.knapsack import Choice, allocate
 from edgevit.derivation.allocate.menus import site_costs
+from edgevit.derivation.measure.divergence import mean_nats
 from edgevit.derivation.measure.embedding import TokenStatistics
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.curves import BlockCurves, moment_of
@@ -44,6 +46,7 @@ from edgevit.network.cost import Geometry
 LITTLE = 0.01  # nats: below this loss, aligning and refitting the head gained at most 0.0002 nats
 _NEXT_TO_NOTHING = 3e-4  # nats: a width of the embedding with no more predicted loss ends the search
 _MOST_MEASURED = 4  # widths of the embedding whose loss is measured
+_STANDARD_ERRORS = 2  # of the mean difference of two plans on the same images, to call one better
 AS_PREDICTED = "as predicted"
 
 # Returns the plan of an embedding of a width, None for the whole one, with its own loss in nats.
@@ -160,7 +163,11 @@ class _Spending:
         return Chosen(self.shape(curves, self.whole), None, {})
 
     def plan(self, shape: ChosenShape, embed: EmbedPlan | None) -> Plan:
-        return plan_of(self.config, self.blocks, self.curves, shape, embed)
+        return plan_of(self.blocks, self.curves, shape, embed, refitted=not self.config.sequential)
+
+    def refitted(self, shape: ChosenShape, embed: EmbedPlan | None) -> Plan:
+        """The plan whose loss is the predicted one."""
+        return plan_of(self.blocks, self.curves, shape, embed, refitted=True)
 
     def searched(self, least: Callable[[Sequence[BlockCurves]], Chosen], sliced: _Sliced) -> dict[str, Chosen]:
         """Return the plan of least loss and, if it removes many sites, the result of a search from it.
@@ -250,7 +257,7 @@ def choose(
         return _widths(allowed, slices, schedules, spend, balanced_width(network, problem.budget))
 
     def least(schedules: Sequence[tuple[Schedule | None, float]], curves: Sequence[BlockCurves]) -> Chosen:
-        return _measured(problem, slices, search_widths(schedules, curves), spending.plan)
+        return _measured(problem, slices, search_widths(schedules, curves), spending.refitted)
 
     def predicted(candidate: WidthCandidate[ChosenShape]) -> Chosen:
         facts = {"embed": candidate.width, **_tokens_of(candidate.shape)}
@@ -335,8 +342,13 @@ def _measured(
 
     The loss of a slice of the embedding is measured, but the loss of its blocks is predicted as a sum of parts, which a
     deep cut exceeds several times. So the candidate that seems best is realised and measured, its shortfall corrects
-    the predictions of the others, and so on, until the one that seems best has been measured.
+    the predictions of the others, and so on, until the one that seems best has been measured. The whole embedding stays
+    if it is predicted to lose least and no other is measured to lose clearly less.
+
+    Args:
+        plan: makes the plan whose loss is the predicted one.
     """
+    by_image: dict[int, Tensor] = {}
     measured: dict[int, float] = {}
     while (
         len(candidates) > 1
@@ -346,8 +358,12 @@ def _measured(
         candidate = candidates[number]
         with problem.stopwatch.stage("embedding"):
             slim = realise(problem.network, plan(candidate.shape, slices.plan(candidate.width)))
-            measured[number] = slices.lost(slim.to(problem.compute.device))
+            by_image[number] = slices.lost_by_image(slim.to(problem.compute.device))
+            measured[number] = mean_nats(by_image[number])
     number = min(measured, key=measured.__getitem__, default=0)
+    narrows = candidates[number].width < slices.whole == candidates[0].width
+    if narrows and not _clearly_less(by_image[number], by_image[0]):
+        number = 0
     best = candidates[number]
     rows = [
         {**candidate.facts(), "measured_nats": measured.get(i), **_tokens_of(candidate.shape)}
@@ -357,6 +373,12 @@ def _measured(
     facts |= _tokens_of(best.shape)
     shape = replace(best.shape, predicted_nats=best.nats)
     return Chosen(shape, slices.plan(best.width), facts, measured.get(number))
+
+
+def _clearly_less(losses: Tensor, others: Tensor) -> bool:
+    """Whether losses [images] are less than others of the same images, by more than other images could change."""
+    less = others - losses
+    return bool(less.mean() > _STANDARD_ERRORS * less.std() / len(less) ** 0.5)
 
 
 def _tokens_of(shape: ChosenShape) -> dict[str, object]:
@@ -384,12 +406,19 @@ def _seems_best(candidates: Sequence[WidthCandidate[ChosenShape]], measured: Map
 
 @torch.no_grad()
 def plan_of(
-    config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves], shape: ChosenShape, embed: EmbedPlan | None
+    blocks: Sequence[Block],
+    curves: Sequence[BlockCurves],
+    shape: ChosenShape,
+    embed: EmbedPlan | None,
+    *,
+    refitted: bool,
 ) -> Plan:
     """Make the plan of a shape: factors, neurons and output weights for the base's inputs.
 
-    The sequential solution starts from output weights that are not fitted: held-out images that the start had seen
-    could not judge how far to go from it.
+    Args:
+        refitted: whether the FFNs' output weights make up for removed neurons, as predictions assume. The sequential
+            solution starts from weights that do not: held-out images that the start had seen could not judge how far
+            to go from it.
     """
     plans = []
     for i, (block, block_curves, pair) in enumerate(zip(blocks, curves, shape.blocks, strict=True)):
@@ -400,7 +429,7 @@ def plan_of(
         if width is not None:
             assert block.ffn is not None and block_curves.removal is not None, "a menu has the block's sites only"
             remaining = block_curves.removal.remaining(width)
-            weights = block.ffn.keep(remaining) if config.sequential else block_curves.refitted(block.ffn, width)
+            weights = block_curves.refitted(block.ffn, width) if refitted else block.ffn.keep(remaining)
             neurons = FfnPlan(remaining, weights=weights)
         if sizes is not None:
             assert block.attention is not None and block_curves.spectra is not None, "a menu has the block's sites only"

@@ -349,7 +349,10 @@ def derive(problem: Problem, config: Config) -> Derived:
             problem, config, blocks, curves, tokens, replaced, partial(judge_plans, problem, config, by_token)
         )
     with problem.stopwatch.stage("closed_form"):
-        plans = {name: plan_of(config, blocks, curves, c.shape, c.embed) for name, c in choices.items()}
+        plans = {
+            name: plan_of(blocks, curves, c.shape, c.embed, refitted=not config.sequential)
+            for name, c in choices.items()
+        }
     if choices[AS_PREDICTED].loses_little:
         config = replace(config, align=False, refit_head=False)
     if not problem.network.ends.classifiers:  # a head of the user's stays as it is

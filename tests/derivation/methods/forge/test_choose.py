@@ -6,12 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from problems import untrained
 from small_base import derive, write_checkpoint
 
+from edgevit.data.task import open_task
 from edgevit.derivation.allocate.embedding import WidthCandidate
 from edgevit.derivation.methods.forge import choose, solve
+from edgevit.derivation.methods.forge.config import Config
+from edgevit.derivation.methods.forge.method import METHOD
+from edgevit.network.model import describe
 
-FEW = {"calibration_images": 96, "sensitivity_images": 32}
+FEW: dict[str, Any] = {"calibration_images": 96, "sensitivity_images": 32}
 MACS = 250_000  # of the small base's 1.8 M
 
 
@@ -48,6 +54,31 @@ def test_a_width_that_was_measured_tells_by_how_much_the_sums_of_others_fall_sho
         and choose._seems_best(candidates, {0: 0.65, 2: 0.9}) == 0
     )
     assert choose._seems_best(candidates, {0: 0.02}) == 1, "the sum was too high, and a wider one worth a measurement"
+
+
+@pytest.mark.parametrize(("less", "clearly"), [([0.1, 0.2, 0.1, 0.2], True), ([0.4, -0.1, 0.4, -0.1], False)])
+def test_losses_are_clearly_less_where_other_images_would_hardly_change_that(less: list[float], clearly: bool) -> None:
+    others = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    assert choose._clearly_less(others - torch.tensor(less), others) == clearly
+    assert not choose._clearly_less(others + 1, others) and not choose._clearly_less(others, others)
+
+
+def test_the_whole_embedding_stays_where_other_neurons_make_up_for_those_removed(
+    small_vit: Any, tmp_path: Path
+) -> None:
+    """Half of the neurons go without loss, a part of the embedding does not."""
+    network = small_vit()
+    with torch.no_grad():
+        for block in network.module.blocks:
+            for values in block.mlp.fc1.parameters():
+                values[1::2] = values[::2]
+        network.classifiers[0].weight.mul_(20)
+    base = describe(network, "vit_tiny_patch16_224", {})
+    task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
+    facts: Any = METHOD.derive(untrained(base, task, 0.35, tmp_path), Config(**FEW)).facts
+    whole, *narrower = facts["embed_widths"]
+    assert facts["embed"] == whole["width"] == 64 and narrower
+    assert whole["measured_nats"] < 0.5 * min(candidate["slice_nats"] for candidate in narrower)
 
 
 @pytest.mark.slow
