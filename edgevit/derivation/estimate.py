@@ -7,6 +7,7 @@ estimate is good to a factor of two.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -20,6 +21,7 @@ from edgevit.progress import rounded_duration
 from edgevit.train.compute import Compute
 
 _TIMED = 8  # images; the first batch of them only warms up
+_SHOWN = {"rest": "the layers behind the backbone"}  # names of parts that are not those of the fields
 
 
 @dataclass(frozen=True)
@@ -29,16 +31,21 @@ class Estimate:
     baselines: float
     measuring: float
     training: float
+    rest: float = 0.0
 
     def text(self) -> str:
         """Describe the sum and the parts for a person, rounded."""
-        parts = {name: seconds for name, seconds in vars(self).items() if seconds > 0}
+        parts = {_SHOWN.get(name, name): seconds for name, seconds in vars(self).items() if seconds > 0}
         shown = ", ".join(f"{rounded_duration(seconds)} for {name}" for name, seconds in parts.items())
         return f"about {rounded_duration(sum(parts.values()))}: {shown}; less where the cache has it"
 
 
-def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
-    """Time a few images through the base, and count the passes of each part."""
+def estimate(problem: Problem, config: Any, *, finetune_base: bool, rest: float = 0.0) -> Estimate:
+    """Time a few images through the base, and count the passes of each part.
+
+    Args:
+        rest: seconds for the layers behind the backbone.
+    """
     read, forward = image_seconds(problem.network, problem.task.train, problem.compute)
     task, training, depth = problem.task, problem.training, len(problem.network.block_modules)
     trained = (training.steps or 0) * training.batch_size
@@ -57,20 +64,33 @@ def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
     of_base = (problem.base_training.steps or 0) * problem.base_training.batch_size
     whole = 2 * len(task.test) * (read + forward) + trains_base * of_base * (read + 3 * forward)
     processes = problem.compute.accelerator.num_processes
-    return Estimate(*(seconds / processes for seconds in (whole, measuring, learning)))
+    return Estimate(*(seconds / processes for seconds in (whole, measuring, learning)), rest)
 
 
-def image_seconds(network: Network, images: Split, compute: Compute) -> tuple[float, float]:
-    """Time a few images: seconds to read one, and to pass one through a network, which is moved to the device."""
+def image_seconds(
+    network: Network,
+    images: Split,
+    compute: Compute,
+    run: Callable[[Network, torch.Tensor], object] = Network.__call__,
+    timed: int = _TIMED,
+) -> tuple[float, float]:
+    """Time a few images: seconds to read one, and to pass one through a network, which is moved to the device.
+
+    Args:
+        run: passes images [B, C, H, W] through the network.
+        timed: number of images.
+    """
     network = network.to(compute.device).eval()
+    parameter = next(network.parameters())
 
     def pass_through(batch: torch.Tensor) -> float:
         began = monotonic()
-        network(batch).sum().item()  # which waits for the device
+        run(network, batch)
+        parameter.sum().item()  # which waits for the device
         return monotonic() - began
 
     began = monotonic()
-    batch, _ = next(iter(images.subset(_TIMED).batches(_TIMED)))
+    batch, _ = next(iter(images.subset(timed).batches(timed)))
     read = monotonic() - began
     with torch.inference_mode(), compute.accelerator.autocast():
         batch = batch.to(compute.device)

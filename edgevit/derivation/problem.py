@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -71,6 +71,7 @@ class Problem:
     stopwatch: Stopwatch
     cache: Cache
     identity: Mapping[str, Any]  # everything that determines the network's outputs, for cache keys
+    before_training: Callable[[Network], None] | None = None  # changes a network that is cut already, in place
     # Results of `accuracy_on_validation`: of each network, with the hash of its weights.
     judged: WeakKeyDictionary[nn.Module, tuple[str, Accuracy]] = field(default_factory=WeakKeyDictionary, repr=False)
 
@@ -185,11 +186,15 @@ def train_for(
 ) -> int:
     """Train `network` in place for the problem's steps; return the number of steps done.
 
+    If the problem says so, the network is first cut behind its backbone, too, so that what is left there is trained.
+
     Args:
         folder: of the problem's folder, for the state of a training that is interrupted.
     """
     if problem.training.steps == 0:
         return 0
+    if problem.before_training is not None and constraint is None:  # with one, the whole network is trained
+        problem.before_training(network)
     with problem.stopwatch.stage("training"):
         return train(
             network,

@@ -23,6 +23,7 @@ from edgevit.network.model import describe
     [
         (Estimate(61.2, 59, 121), "about 4 min: 61 s for baselines, 59 s for measuring, 2 min for training"),
         (Estimate(0.2, 0, 30), "about 30 s: 1 s for baselines, 30 s for training"),
+        (Estimate(0, 60, 0, 80), "about 2 min: 60 s for measuring, 80 s for the layers behind the backbone"),
         (Estimate(600, 1200, 7200), "about 2.5 h: 10 min for baselines, 20 min for measuring, 2.0 h for training"),
     ],
 )

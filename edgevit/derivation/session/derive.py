@@ -34,7 +34,7 @@ from edgevit.derivation.session.opening import (
 )
 from edgevit.derivation.session.rejection import RejectionImages, find_rejection_images
 from edgevit.derivation.session.resolved import ResolvedDerivation, training_record
-from edgevit.derivation.session.rest import check_rest, cut_rest, spec_with_rest
+from edgevit.derivation.session.rest import RestCutter, check_rest, spec_with_rest
 from edgevit.derivation.session.start import start_from
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.errors import OptionError
@@ -154,7 +154,8 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
     base_steps = _base_steps(request, training.steps, len(task.train))
     base_training = fill(replace(training, steps=base_steps, teacher="none"), gentle=True)
     share = TEACHER_WEIGHT if request.puts_out_classes else 1.0  # there are no labels, or none that need be read
-    training = fill(training, gentle=method.gentle, imitates_base=method.imitates_base, teacher_weight=share)
+    imitates_base = method.imitates_base or not (request.puts_out_classes or request.output == "boxes")
+    training = fill(training, gentle=method.gentle, imitates_base=imitates_base, teacher_weight=share)
     if request.output == "boxes" and _reads_objects(request, method, config, training):
         objects = learnt_objects(opened.network, opened.task)
         opened = replace(opened, task=replace(opened.task, objects=objects))
@@ -204,12 +205,16 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
     """Measure the baselines, run the method, evaluate its network, and write the model folder."""
     request, opened, task = resolved.request, resolved.opened, problem.task
     has_labels, likeness = task.has_images and bool(task.classes), dict[str, Any]()
+    rest, narrowed_rest = None, None
+    if resolved.chains is not None:
+        rest = RestCutter(problem, resolved.chains, request.rest_rate)
+        problem = replace(problem, before_training=rest.before_training)
     torch.manual_seed(problem.training.seed)
     with resumable(problem.folder, is_main=problem.compute.is_main):
         if not request.puts_out_classes:
-            problem.progress.note(
-                f"this derivation takes {estimate(problem, resolved.config, finetune_base=False).text()}"
-            )
+            of_rest = 0.0 if rest is None else rest.seconds()
+            duration = estimate(problem, resolved.config, finetune_base=False, rest=of_rest).text()
+            problem.progress.note(f"this derivation takes {duration}")
         baselines, checked = evaluate_base(resolved, problem) if has_labels else (None, None)
         is_trained = baselines is not None and baselines.base_finetuned is not None
         tuned = None if request.puts_out_classes else finetuned_detector(resolved, problem)
@@ -223,9 +228,8 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
         derived = resolved.method.derive(start, resolved.config)
         if whole is not None:
             derived = shorten(derived, start, whole, request.remove_blocks)
-        narrowed_rest = None
-        if resolved.chains is not None:
-            derived, narrowed_rest = cut_rest(derived, problem, resolved.chains, request.rest_rate)
+        if rest is not None:
+            derived, narrowed_rest = rest.finish(derived)
         results = NO_IMAGES if baselines is None else evaluate_derived(derived.network, baselines, resolved, problem)
         if not request.puts_out_classes:
             imitated = tuned if start_record is not None and start_record.network == "finetuned" else None

@@ -3,7 +3,10 @@
 Chains of layers (`network.chains`) lose the channels that matter least. With h the values that the readers of a chain
 read and W their weights, the channels S remain and the readers get W' = argmin E|W h - W' h_S - b|^2 over calibration
 images, with the ridge of least error on other images than those it is solved for. The constant b goes into the
-bias, except where zeros pad the input. Nothing is trained.
+bias, except where zeros pad the input.
+
+A training of the cut backbone that includes these layers follows their cut: its state before the first step has them
+cut. What reads a pyramid is cut behind a training that compares the levels alone, for the levels after it.
 
 How many channels each chain loses: the order of removal gives the error at each width (`removal_order`), scaled to what
 a half and three quarters of the chain cost by themselves on validation images: as the divergence of the maps, or as the
@@ -24,6 +27,7 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.derivation.allocate.policy import Policy
+from edgevit.derivation.estimate import image_seconds
 from edgevit.derivation.measure.thinning import GROUPS
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.derivation.solve.least_squares import Regression, Removal, removal_order
@@ -141,9 +145,54 @@ def check_rest(spec: ModelSpec, network: Network, images: Split, rate: float, po
     return chains
 
 
-def cut_rest(derived: Derived, problem: Problem, chains: Chains, rate: float) -> tuple[Derived, NarrowedRest]:
-    """Cut the chains behind the backbone of a derived network until this share of the MACs there is gone."""
-    work = _Work(derived.network.to(problem.compute.device).eval(), chains, replace(problem.passes, shared=False))
+@dataclass(frozen=True)
+class CutRest:
+    """A copy of a network that is cut behind its backbone, which is shared, and what was removed."""
+
+    network: Network
+    narrowed: NarrowedRest
+    channels: Mapping[str, str]  # that remain, as ranges, by the layer that begins the chain
+
+
+class RestCutter:
+    """Cuts the network of one derivation behind its backbone, once."""
+
+    def __init__(self, problem: Problem, chains: Chains, rate: float) -> None:
+        self.problem, self.chains, self.rate = problem, chains, rate
+        self.done: CutRest | None = None
+
+    def seconds(self) -> float:
+        """Estimate the time of the cut: a few images are timed, with and without what is behind the backbone."""
+        problem, chains = self.problem, len(self.chains.found)
+        network, task, compute = problem.network, problem.task, problem.compute
+        _, backbone = image_seconds(network, task.train, compute, timed=_BATCH)
+        read, whole = image_seconds(network, task.train, compute, whole_run, _BATCH)
+        cut = whole - problem.budget.rate * min(backbone, whole)
+        fitted, judged = len(task.calibration(_CALIBRATION)), len(task.validation.subset(_JUDGED))
+        of_order = fitted * (read + cut) + judged * (read + (1 + len(_PROBES) * chains) * cut)
+        return of_order + chains * fitted * (read + 2 * cut)
+
+    def before_training(self, network: Network) -> None:
+        """Cut a network in place before its training, if that trains what is behind the backbone."""
+        task, training = self.problem.task, self.problem.training
+        compares_alone = task.objects is None or (training.has_teacher and training.teacher_weight == 1)
+        if self.done is None and not (isinstance(network.module, Pyramid) and compares_alone):
+            self._cut(network)
+
+    def _cut(self, network: Network) -> CutRest:
+        cut = self.done = cut_rest(network, self.problem, self.chains, self.rate)
+        network.module, network.family = cut.network.module, cut.network.family
+        return cut
+
+    def finish(self, derived: Derived) -> tuple[Derived, NarrowedRest]:
+        """Cut the network that a method made, unless it was cut before its training."""
+        cut = self.done or self._cut(derived.network)
+        return replace(derived, facts={**derived.facts, "rest_channels": cut.channels}), cut.narrowed
+
+
+def cut_rest(network: Network, problem: Problem, chains: Chains, rate: float) -> CutRest:
+    """Cut the chains behind the backbone of a network until this share of the MACs there is gone."""
+    work = _Work(network.to(problem.compute.device).eval(), chains, replace(problem.passes, shared=False))
     costs = _costs(work.network, chains.found)
     with problem.stopwatch.stage("rest"), torch.no_grad():
         images = problem.task.calibration(_CALIBRATION)
@@ -154,14 +203,13 @@ def cut_rest(derived: Derived, problem: Problem, chains: Chains, rate: float) ->
         cut = work.solved(orders, widths, images)
     macs = costs.at(widths)
     if isinstance(family := cut.family, DenseFamily) and not isinstance(cut.module, Pyramid):
-        before, after = (count_head_macs(family, network.module) for network in (derived.network, cut))
+        before, after = (count_head_macs(family, each.module) for each in (network, cut))
         macs = costs.macs - (before - after)  # fewer than predicted where attention reads a chain
         cut = Network(cut.module, replace(family, head_macs=macs), cut.output)
     remaining = {name: in_ranges(orders[name].remaining(width).tolist()) for name, width in widths.items()}
-    facts = {**derived.facts, "rest_channels": remaining}
     narrowed = [replace(chain, channels=widths[chain.layer]) for chain in chains.found]
     narrowed = [now for now, chain in zip(narrowed, chains.found, strict=True) if now != chain]
-    return replace(derived, network=cut, facts=facts), NarrowedRest(tuple(narrowed), macs, costs.macs)
+    return CutRest(cut, NarrowedRest(tuple(narrowed), macs, costs.macs), remaining)
 
 
 def spec_with_rest(spec: ModelSpec, narrowed: NarrowedRest) -> ModelSpec:

@@ -119,13 +119,24 @@ def test_a_derived_network_is_a_base_and_keeps_its_kind_of_map(derived: Any, fra
 
 
 @pytest.mark.slow
-def test_distillation_brings_the_map_nearer(file: Path, frames: Path, tmp_path: Path) -> None:
-    training = Training(device="cpu", steps=40, batch_size=16, lr=1e-3, evaluations=4)
-    made = derive(f"{file}:build", frames, tmp_path / "model", output="map", rate=0.9, training=training)
+@pytest.mark.parametrize(
+    ("lr", "options"),
+    [
+        (1e-3, {"rate": 0.9}),
+        (2e-4, {"rate": 0.5, "method": "snapvit", "options": {"calibration_images": 20, "generations": 2}}),
+    ],
+    ids=["forge", "snapvit"],
+)
+def test_distillation_brings_the_map_nearer(
+    file: Path, frames: Path, tmp_path: Path, lr: float, options: dict[str, Any]
+) -> None:
+    """There are no labels, so every method learns from the base."""
+    training = Training(device="cpu", steps=40, batch_size=16, lr=lr, evaluations=4)
+    made = derive(f"{file}:build", frames, tmp_path / "model", output="map", training=training, **options)
     lines = [json.loads(line) for line in (made.folder / "history.jsonl").read_text().splitlines()]
     losses = [line["loss_validation"] for line in lines if "loss_validation" in line]
     assert made.record.facts.kept_step > 0 and min(losses) < 0.9 * losses[0]
-    assert made.model.spec.output == "values" and made.model.spec.narrowed is not None
+    assert made.model.spec.output == "values" and (made.model.spec.narrowed is None) == ("method" in options)
 
 
 @pytest.mark.parametrize(

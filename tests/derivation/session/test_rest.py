@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,19 @@ import pytest
 import torch
 from dense_networks import write_depth, write_frames
 from detectors import write_detectors
+from recorded_progress import RecordedProgress
+from small_base import assert_same_weights, press_ctrl_c_in_step
 
 import edgevit
 from benchmarks import scenes
+from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import make_policy
-from edgevit.derivation.plan import Plan
-from edgevit.derivation.problem import Derived, Problem
+from edgevit.derivation.problem import Problem
+from edgevit.derivation.session import rest
 from edgevit.derivation.session.opening import open_without_labels
-from edgevit.derivation.session.rest import RestCosts, check_rest, cut_rest, rest_widths
-from edgevit.errors import OptionError
-from edgevit.network.chains import find_chains, macs_of, shrink
+from edgevit.derivation.session.rest import CutRest, RestCosts, RestCutter, check_rest, cut_rest, rest_widths
+from edgevit.errors import Interrupted, OptionError
+from edgevit.network.chains import find_chains, macs_of, shrink, whole_run
 from edgevit.network.copies import bare_copy
 from edgevit.network.opening import open_network
 from edgevit.progress import Silent
@@ -30,6 +34,7 @@ from edgevit.train.settings import Training
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 OPTIONS = {"calibration_images": 40, "sensitivity_images": 16, "measured_images": 10}
+OF_DETECTORS = {"calibration_images": 24, "sensitivity_images": 12, "measured_images": 6}
 HEADS = """
 
 class Deep(Depth):
@@ -118,13 +123,12 @@ def whole_problem(base: str, data: Path, out: Path, output: str = "map") -> tupl
     return opened.problem(budget, make_policy("fused"), request.training, request.training, out), opened.base.spec
 
 
-def cut_behind(base: str, data: Path, out: Path, rate: float) -> tuple[Any, Any, Any, Any]:
-    """The whole network, the one that is cut behind its backbone alone, what was removed, and other images."""
+def cut_behind(base: str, data: Path, out: Path, rate: float) -> tuple[Any, CutRest, Any]:
+    """The whole network, the one that is cut behind its backbone alone, and other images."""
     problem, spec = whole_problem(base, data, out)
     chains = check_rest(spec, problem.network, problem.task.train, rate, problem.policy)
-    derived, narrowed = cut_rest(Derived(problem.network, Plan(()), {}), problem, chains, rate)
     ((images, _),) = problem.task.test.batches(100)
-    return problem.network, derived, narrowed, images
+    return problem.network, cut_rest(problem.network, problem, chains, rate), images
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +137,8 @@ def derived(file: Path, frames: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_channels_that_others_determine_go_without_loss(file: Path, frames: Path, tmp_path: Path) -> None:
-    whole, derived, narrowed, images = cut_behind(f"{file}:redundant", frames, tmp_path, 0.6)
-    cut = derived.network
+    whole, made, images = cut_behind(f"{file}:redundant", frames, tmp_path, 0.6)
+    cut, narrowed = made.network, made.narrowed
     assert {layer.layer: layer.channels for layer in narrowed.layers} == {"reduce": 8, "middle": 16, "up": 8}
     with torch.inference_mode():
         expected, outputs = whole(images), cut(images)
@@ -143,15 +147,35 @@ def test_channels_that_others_determine_go_without_loss(file: Path, frames: Path
 
 
 def test_the_readers_make_up_for_what_is_removed(file: Path, frames: Path, tmp_path: Path) -> None:
-    whole, derived, narrowed, images = cut_behind(f"{file}:deep", frames, tmp_path, 0.5)
+    whole, made, images = cut_behind(f"{file}:deep", frames, tmp_path, 0.5)
     dropped = bare_copy(whole.module)
     chains = find_chains(whole, images[:2]).found
     for chain in chains:
-        shrink(dropped, chain, torch.tensor([*from_ranges(derived.facts["rest_channels"][chain.layer])]))
+        shrink(dropped, chain, torch.tensor([*from_ranges(made.channels[chain.layer])]))
     with torch.inference_mode():
-        expected, solved = whole(images), derived.network(images)
+        expected, solved = whole(images), made.network(images)
         error, of_dropped = ((o - expected).square().mean() for o in (solved, dropped(images)))
-    assert error < 0.6 * of_dropped and narrowed.macs <= 0.5 * narrowed.base_macs
+    assert error < 0.6 * of_dropped and made.narrowed.macs <= 0.5 * made.narrowed.base_macs
+
+
+def test_the_estimate_counts_the_passes_of_the_cut(
+    file: Path, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, spec = whole_problem(f"{file}:deep", frames, tmp_path)
+    problem = replace(problem, budget=make_budget(spec.macs, spec.params, rate=1e-4))
+    cutter = RestCutter(problem, check_rest(spec, problem.network, problem.task.train, 0.7, problem.policy), 0.7)
+    passed = 0
+
+    def counted(network: Any, images: Any) -> object:
+        nonlocal passed
+        passed += len(images)
+        return whole_run(network, images)
+
+    monkeypatch.setattr(rest, "whole_run", counted)
+    cut = cut_rest(problem.network, problem, cutter.chains, 0.7)
+    assert len(cut.narrowed.layers) == 3  # each chain is solved behind those before it
+    monkeypatch.setattr(rest, "image_seconds", lambda *_, **__: (0.0, 1.0))  # a second for each image
+    assert cutter.seconds() == pytest.approx(passed, rel=0.02)
 
 
 def test_a_cut_head_is_described_written_and_read_again(derived: Any) -> None:
@@ -170,8 +194,8 @@ def test_a_cut_head_is_described_written_and_read_again(derived: Any) -> None:
 
 
 def test_the_macs_of_attention_in_a_head_are_counted(file: Path, frames: Path, tmp_path: Path) -> None:
-    _, derived, narrowed, _ = cut_behind(f"{file}:Attention", frames, tmp_path, 0.5)
-    cut, widths = derived.network, {layer.layer: layer.channels for layer in narrowed.layers}
+    _, made, _ = cut_behind(f"{file}:Attention", frames, tmp_path, 0.5)
+    cut, widths = made.network, {layer.layer: layer.channels for layer in made.narrowed.layers}
     assert "values" in widths and "queries" not in widths
     behind = [cut.module.get_submodule(n) for n in ("reduce", "queries", "values", "middle", "up", "last")]
     counted = 0
@@ -184,7 +208,38 @@ def test_the_macs_of_attention_in_a_head_are_counted(file: Path, frames: Path, t
         for layer in behind:
             layer.register_forward_hook(count)
         cut(torch.zeros(1, 3, 32, 32))
-    assert narrowed.macs == cut.geometry.head_macs == counted + 16 * 16 * (16 + widths["values"])
+    assert made.narrowed.macs == cut.geometry.head_macs == counted + 16 * 16 * (16 + widths["values"])
+
+
+TRAINING = Training(device="cpu", steps=12, batch_size=8, evaluations=3, lr=1e-3)
+
+
+def test_a_cut_head_is_trained_from_its_closed_form_on(derived: Any, file: Path, frames: Path, tmp_path: Path) -> None:
+    progress = RecordedProgress()
+    trained = derive(f"{file}:deep", frames, tmp_path / "model", training=TRAINING, progress=progress)
+    (announced,) = (note for note in progress.notes if note.startswith("this derivation takes about "))
+    assert " for the layers behind the backbone" in announced
+    assert trained.model.spec == derived.model.spec
+    assert trained.record.facts.more["rest_channels"] == derived.record.facts.more["rest_channels"]
+    lines = [json.loads(line) for line in (trained.folder / "history.jsonl").read_text().splitlines()]
+    losses = [line["loss_validation"] for line in lines if "loss_validation" in line]
+    assert trained.record.facts.kept_step > 0 and min(losses) < 0.9 * losses[0]
+    assert trained.record.map.divergence < 0.9 * derived.record.map.divergence
+    before, after = (each.model.state_dict() for each in (derived, trained))
+    assert all(not torch.equal(before[f"{name}.weight"], after[f"{name}.weight"]) for name in ("middle", "last"))
+
+
+@pytest.mark.slow
+def test_an_interrupted_training_of_a_cut_head_ends_in_the_same_weights(
+    file: Path, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = derive(f"{file}:deep", frames, tmp_path / "whole", training=TRAINING)
+    press_ctrl_c_in_step(6, monkeypatch)
+    with pytest.raises(Interrupted):
+        derive(f"{file}:deep", frames, tmp_path / "resumed", training=TRAINING)
+    resumed = derive(f"{file}:deep", frames, tmp_path / "resumed", training=TRAINING, resume=True)
+    assert_same_weights(resumed.model.state_dict(), whole.model.state_dict())
+    assert resumed.model.spec == whole.model.spec
 
 
 @pytest.mark.slow
@@ -251,8 +306,7 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_reads_a_pyramid_is_cut(detector: Path, tmp_path: Path, function: str) -> None:
     data = tmp_path / "coco"
     scenes.render(data, train=24, val=6, size=48)
-    options = {"calibration_images": 24, "sensitivity_images": 12, "measured_images": 6}
-    made = derive(f"{detector}:{function}", data, tmp_path / "model", output="boxes", options=options)
+    made = derive(f"{detector}:{function}", data, tmp_path / "model", output="boxes", options=OF_DETECTORS)
     spec, base = made.model.spec, open_network(f"{detector}:{function}").spec  # type: ignore[union-attr]
     cut = spec.narrowed_rest
     assert base.rest is not None
@@ -274,3 +328,21 @@ def test_a_detector_of_other_parts_is_refused(detector: Path, tmp_path: Path) ->
     problem, spec = whole_problem(f"{detector}:build", tmp_path / "coco", tmp_path, "boxes")
     with pytest.raises(OptionError, match="the parts of this detector are not torchvision's; leave it out"):
         check_rest(replace(spec, rest=None), problem.network, problem.task.train, 0.5, problem.policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weight", [0.5, 1.0])
+def test_what_reads_a_pyramid_is_cut_before_a_training_that_includes_it(
+    detector: Path, tmp_path: Path, weight: float
+) -> None:
+    scenes.render(tmp_path / "coco", train=24, val=6, size=48)
+    made = derive(
+        f"{detector}:build", tmp_path / "coco", tmp_path / "model", output="boxes", rest_rate=0.3, options=OF_DETECTORS,
+        training=Training(device="cpu", steps=2, batch_size=4, teacher_weight=weight),
+    )  # fmt: skip
+    seconds = [*made.record.seconds]
+    assert (seconds.index("rest") < seconds.index("training")) == (weight < 1)
+    loaded: Any = edgevit.load(made.folder)
+    assert (
+        loaded.spec == made.model.spec and loaded.spec.narrowed_rest.macs <= 0.7 * loaded.spec.narrowed_rest.base_macs
+    )
