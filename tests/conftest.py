@@ -22,7 +22,7 @@ from typing import Any
 import forks
 import pytest
 from hypothesis import HealthCheck, settings
-from places import OWN_LOCK, syntax_of
+from places import OWN_LOCK, nodes_of, syntax_of
 from quick_hypothesis import make_tables_quickly
 from rewriting import share_rewriting
 
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Each worker that needs one makes its own, in 3 to 12 s, and the first tests go to one worker.
     """
-    shared = {id(made) for made in (forks, forks.Program, forks.server, forks.in_two_processes, syntax_of)}
+    shared = {id(made) for made in (forks, forks.Program, forks.server, forks.in_two_processes, nodes_of, syntax_of)}
     files = {item.path: getattr(item, "module", None) for item in items}
     first = {path for path, module in files.items() if shared & set(map(id, vars(module).values()))}
     items.sort(key=lambda item: item.path not in first)

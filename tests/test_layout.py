@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from places import ROOT, TESTS, syntax_of
+from places import ROOT, TESTS, nodes_of, syntax_of
 
 # What tests no single module, and why.
 OF_MANY_MODULES = {
@@ -68,7 +68,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 def has_code(file: Path) -> bool:
     """Whether there is anything to test: a function, or a class that has one."""
-    return any(isinstance(node, ast.FunctionDef) and node.body for node in ast.walk(syntax_of(file)))
+    return any(isinstance(node, ast.FunctionDef) and node.body for node in nodes_of(file))
 
 
 def mirror(module: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from places import ROOT, syntax_of
+from places import ROOT, nodes_of
 
 import edgevit
 from edgevit.board.request import Conditions
@@ -126,7 +126,7 @@ def test_no_public_function_has_more_than_a_dozen_parameters(name: str) -> None:
 def test_no_other_function_has_either() -> None:
     wide = []
     for file in (ROOT / "edgevit").rglob("*.py"):
-        for node in ast.walk(syntax_of(file)):
+        for node in nodes_of(file):
             if isinstance(node, ast.FunctionDef):
                 given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 if len([one for one in given if one.arg not in ("self", "cls")]) > 12:

@@ -11,7 +11,7 @@ from typing import get_args, get_type_hints
 import pytest
 from made_schemas import COST_TABLE_SCHEMA, FOLDER, KINDS, schemas
 from model_folders import derivation_of, export_of, some_spec, spec_text
-from places import ROOT, syntax_of
+from places import ROOT, nodes_of
 from small_base import write_cost_table
 from some_runs import DENSE
 
@@ -68,7 +68,7 @@ NO_RECORDS = {  # what no later run of edgevit reads by a schema
 
 @cache
 def calls(file: Path) -> list[tuple[str, ast.Call]]:
-    return [(ast.unparse(node.func), node) for node in ast.walk(syntax_of(file)) if isinstance(node, ast.Call)]
+    return [(ast.unparse(node.func), node) for node in nodes_of(file) if isinstance(node, ast.Call)]
 
 
 def test_every_kind_of_file_has_its_schema() -> None:

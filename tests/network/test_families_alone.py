@@ -8,11 +8,12 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import timm
 import torch
 from family_examples import EXAMPLES
-from places import ROOT, syntax_of
+from places import ROOT, nodes_of
 from small_models import ARGS
 from torch import nn
 
@@ -71,10 +72,10 @@ def last(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
-def names_in(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def names_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
     """Every name that code asks an object for, with the object's; and keywords and names in strings, without."""
-    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.Attribute):
             yield node.attr, last(node.value)
         elif isinstance(node, ast.keyword) and node.arg:
@@ -84,10 +85,10 @@ def names_in(tree: ast.Module) -> Iterator[tuple[str, str]]:
             yield from ((part, "") for part in parts if all(map(str.isidentifier, parts)))
 
 
-def own_names(trees: Iterable[ast.Module]) -> set[str]:
+def own_names(files: Iterable[Iterable[ast.AST]]) -> set[str]:
     """What edgevit's own classes have."""
     found = set()
-    for node in (node for tree in trees for node in ast.walk(tree)):
+    for node in chain.from_iterable(files):
         if isinstance(node, ast.ClassDef):
             found |= {last(one.target) for one in node.body if isinstance(one, ast.AnnAssign)}
             found |= {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
@@ -99,18 +100,18 @@ def own_names(trees: Iterable[ast.Module]) -> set[str]:
 def test_no_file_but_a_family_knows_an_attribute_of_a_timm_class() -> None:
     package, timms = ROOT / "edgevit", names_of_timm()
     assert {"qkv", "blocks", "cls_token", "fc1", "attn_mask", "num_features", "head", "gamma"} <= timms
-    trees = {
-        file.relative_to(package).as_posix(): syntax_of(file)
+    nodes = {
+        file.relative_to(package).as_posix(): nodes_of(file)
         for file in sorted(package.rglob("*.py"))
         if "families" not in file.relative_to(package).parts[:-1] or file.parent.name == "families"
     }
-    del trees["network/arguments.py"]  # which lists what timm may be given
-    own = own_names(trees.values())
+    del nodes["network/arguments.py"]  # which lists what timm may be given
+    own = own_names(nodes.values())
     assert "blocks" in own and not own & {"qkv", "cls_token", "fc1", "num_features"}
     known = {
         (file, name)
-        for file, tree in trees.items()
-        for name, of in names_in(tree)
+        for file, of_file in nodes.items()
+        for name, of in names_in(of_file)
         if name in timms and (name not in own or (of in NETWORKS and name not in OWN))
     }
     assert known == set(ELSEWHERE)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from small_base import ARGS, NAME, outputs
-from small_models import write_derived, write_narrower
+from small_models import write_halves, write_narrower
 
 from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError, UnknownNameError
@@ -21,7 +21,7 @@ from edgevit.records.model import TargetClass
 
 
 def test_a_model_folder_is_a_base_again(tmp_path: Path) -> None:
-    write_derived(tmp_path / "m", 16, 16)
+    write_halves(tmp_path / "m")
     base = open_base(tmp_path / "m", preprocessing={"mean": [0.1, 0.2, 0.3]})
     assert base.spec.base.embed == 64
     assert base.preprocessing["mean"] == [0.1, 0.2, 0.3]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import ast
 
-from places import ROOT, syntax_of
+from places import ROOT, nodes_of
 
 from edgevit.records import names
 from edgevit.records.names import MODEL_FOLDER, onnx_name
@@ -49,7 +49,7 @@ def test_nobody_else_names_a_file_of_a_model_folder() -> None:
         for file in code
         if own not in file.parents
         if any(word in file.read_text("utf-8") for word in (*FILES.keys() - UNFINISHED, *FILES.values()))
-        for node in ast.walk(syntax_of(file))
+        for node in nodes_of(file)
         if (name := named(node)) is not None
     }
     assert found == set()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import ast
 
 import pytest
-from places import ROOT, syntax_of
+from places import ROOT, nodes_of
 
 from edgevit.errors import UnknownNameError
 from edgevit.exporting.request import Tolerances
@@ -35,7 +35,7 @@ def test_code_names_a_precision_by_its_row() -> None:
         for file in (ROOT / "edgevit").rglob("*.py")
         if ROOT / "edgevit" / "agent" not in file.parents
         if any(f'"{name}"' in file.read_text("utf-8") for name in PRECISIONS)
-        for node in ast.walk(syntax_of(file))
+        for node in nodes_of(file)
         if isinstance(node, ast.Constant) and node.value in PRECISIONS
     }
     assert named <= LITERALS
