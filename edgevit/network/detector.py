@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from edgevit.errors import UnsupportedModelError
@@ -176,7 +177,8 @@ class Pyramid(nn.Module):
 def rest_macs(pyramid: Pyramid, input_size: Sequence[int]) -> tuple[int, int] | None:
     """MACs of what reads the pyramid of one image, and the number of proposals; None: its parts are not torchvision's.
 
-    Heads are counted at the number of boxes that the detector itself is limited to when it is tested.
+    Heads are counted at the number of boxes that the detector itself is limited to when it is tested, or that a module
+    of the user's in place of `rpn` proposes for a random image.
     """
     try:
         macs, proposals = 0, 0
@@ -185,8 +187,7 @@ def rest_macs(pyramid: Pyramid, input_size: Sequence[int]) -> tuple[int, int] | 
                 run()
             macs += times * (counter.get_total_flops() // 2)
         if not hasattr(pyramid.detector, "head"):
-            detector: Any = pyramid.detector
-            proposals = int(detector.rpn.post_nms_top_n())
+            _, proposals = _proposing(pyramid.detector, _zero_levels(pyramid, input_size), input_size)
         return macs, proposals
     except (AttributeError, TypeError):
         return None
@@ -199,10 +200,10 @@ def rest_runs(pyramid: Pyramid, input_size: Sequence[int]) -> list[tuple[int, Ca
         AttributeError, TypeError: the parts are not torchvision's.
     """
     detector: Any = pyramid.detector
-    levels = pyramid._named(next(pyramid.parameters()).new_zeros(1, *input_size))
+    levels = _zero_levels(pyramid, input_size)
     if hasattr(detector, "head"):  # a detector of one stage
         return [(1, lambda: detector.head([*levels.values()]))]
-    heads, rpn = detector.roi_heads, detector.rpn
+    heads, (propose, proposals) = detector.roi_heads, _proposing(detector, levels, input_size)
     box = next(iter(levels.values())).new_tensor([[0.0, 0.0, 1.0, 1.0]])
 
     def of_box(pool: Any, *parts: Any) -> None:
@@ -211,13 +212,39 @@ def rest_runs(pyramid: Pyramid, input_size: Sequence[int]) -> list[tuple[int, Ca
             values = part(values)
 
     runs: list[tuple[int, Callable[[], object]]] = [
-        (1, lambda: rpn.head([*levels.values()])),
-        (rpn.post_nms_top_n(), lambda: of_box(heads.box_roi_pool, heads.box_head, heads.box_predictor)),
+        (1, propose),
+        (proposals, lambda: of_box(heads.box_roi_pool, heads.box_head, heads.box_predictor)),
     ]
     if pyramid.has_masks:
         pool = heads.mask_roi_pool or heads.box_roi_pool
         runs.append((heads.detections_per_img, lambda: of_box(pool, heads.mask_head, heads.mask_predictor)))
     return runs
+
+
+def _zero_levels(pyramid: Pyramid, input_size: Sequence[int]) -> Mapping[str, Tensor]:
+    """The levels of one image without content, of which only the sizes matter."""
+    return pyramid._named(next(pyramid.parameters()).new_zeros(1, *input_size))
+
+
+def _proposing(
+    detector: Any, levels: Mapping[str, Tensor], input_size: Sequence[int]
+) -> tuple[Callable[[], object], int]:
+    """A function that runs what proposes boxes for one image, and the most boxes that it proposes.
+
+    That is torchvision's network over the levels, or as in a Fast R-CNN a module of the user's, called alike.
+
+    Raises:
+        AttributeError, TypeError: it is neither.
+    """
+    rpn = detector.rpn
+    if hasattr(rpn, "head"):
+        return (lambda: rpn.head([*levels.values()])), int(rpn.post_nms_top_n())
+    image = torch.rand(1, *input_size, generator=torch.Generator().manual_seed(0))
+    images = ImageList(image.to(next(iter(levels.values()))), [(input_size[1], input_size[2])])
+    (boxes,), _ = rpn(images, levels)
+    if not len(boxes):
+        raise TypeError("no box is proposed")
+    return (lambda: rpn(images, levels)), len(boxes)
 
 
 def check_detector(module: nn.Module, input_size: tuple[int, ...]) -> None:

@@ -71,8 +71,8 @@ def test_the_file_is_checked_by_boxes_and_by_average_precision(home: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", ["masks", "retina"])
-def test_masks_and_one_stage_detectors_are_written_too(home: Path, tmp_path: Path, function: str) -> None:
+@pytest.mark.parametrize("function", ["masks", "retina", "fast"])
+def test_other_kinds_of_detectors_are_written_too(home: Path, tmp_path: Path, function: str) -> None:
     text = (home / "my_detector.py").read_text()
     assert RETINA[0] in text
     (tmp_path / "my_detector.py").write_text(text.replace(*RETINA))

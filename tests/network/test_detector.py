@@ -42,7 +42,7 @@ def opened(file: Path, function: str) -> Any:
     return network
 
 
-@pytest.mark.parametrize("function", ["build", "masks", "retina"])
+@pytest.mark.parametrize("function", ["build", "masks", "retina", "fast"])
 def test_its_output_is_what_the_backbone_gives_and_it_still_detects(file: Path, function: str) -> None:
     network, detector = opened(file, function), made(file, function)
     with torch.inference_mode():
@@ -55,7 +55,7 @@ def test_its_output_is_what_the_backbone_gives_and_it_still_detects(file: Path, 
     assert network.spec.output == "boxes" and network.preprocessing["mean"] == [0.485, 0.456, 0.406]
 
 
-@pytest.mark.parametrize("function", ["masks", "retina"])
+@pytest.mark.parametrize("function", ["masks", "retina", "fast"])
 def test_its_losses_are_those_of_the_detector_on_the_images_before_its_transform(file: Path, function: str) -> None:
     network, detector = opened(file, function), made(file, function).train()
     target = {"boxes": torch.tensor([[4.0, 8.0, 40.0, 50.0]]), "labels": torch.tensor([2])}
@@ -87,7 +87,7 @@ def test_macs_are_of_network_and_pyramid(file: Path) -> None:
         assert each.geometry.params(each.dims) == each.spec.params == sum(p.numel() for p in each.parameters())
 
 
-@pytest.mark.parametrize("function", ["build", "masks", "retina"])
+@pytest.mark.parametrize("function", ["build", "masks", "retina", "fast"])
 def test_macs_behind_the_pyramid_are_those_of_a_whole_pass_at_all_proposals(file: Path, function: str) -> None:
     network = opened(file, function)
     detector, spec = network.module.detector, network.spec

@@ -209,6 +209,7 @@ TRAINED: dict[str, Any] = {"device": "cpu", "steps": 4, "batch_size": 8, "lr": 1
         ("build", {"options": OPTIONS}, {"teacher": "none"}),
         ("masks", {"options": OPTIONS}, {"teacher_weight": 0.5, "augment": "flip"}),
         ("retina", {"options": OPTIONS}, {"teacher": "finetuned"}),
+        ("fast", {"options": OPTIONS}, {"teacher": "none"}),
         ("masks", {"method": "vulcan", "rate": 0.3, "shape": "free", "options": {"calibration_images": 24}}, {}),
         (
             "build",

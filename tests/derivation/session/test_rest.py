@@ -302,7 +302,7 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", ["build", "masks"])
+@pytest.mark.parametrize("function", ["build", "masks", "fast"])
 def test_what_reads_a_pyramid_is_cut(detector: Path, tmp_path: Path, function: str) -> None:
     data = tmp_path / "coco"
     scenes.render(data, train=24, val=6, size=48)
