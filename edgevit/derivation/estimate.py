@@ -64,7 +64,7 @@ def estimate(problem: Problem, config: Any, *, finetune_base: bool, rest: float 
     of_base = (problem.base_training.steps or 0) * problem.base_training.batch_size
     whole = 2 * len(task.test) * (read + forward) + trains_base * of_base * (read + 3 * forward)
     processes = problem.compute.accelerator.num_processes
-    return Estimate(*(seconds / processes for seconds in (whole, measuring, learning)), rest)
+    return Estimate(whole / processes, measuring / processes, learning / processes, rest)
 
 
 def image_seconds(
