@@ -133,7 +133,7 @@ def test_features_of_tokens_are_like_the_bases_and_plain_timm_computes_them(
 @pytest.fixture(scope="module")
 def at_depths(digits_checkpoint: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("depths") / "model"
-    return derive(digits_checkpoint, photos, out, output="features:class,patches@1,2")
+    return derive(digits_checkpoint, photos, out, output="features:class,patches@1,2", rate=0.8)
 
 
 def test_features_after_several_blocks_are_like_the_bases(
@@ -141,7 +141,7 @@ def test_features_after_several_blocks_are_like_the_bases(
 ) -> None:
     spec, record = at_depths.model.spec, at_depths.record
     assert (spec.output, spec.tokens, spec.depths) == ("features", "class,patches", (1, 2))
-    assert spec.macs <= 0.51 * spec.base.macs and len(spec.blocks) == 2, "a head may read after any block"
+    assert spec.macs <= 0.21 * spec.base.macs and len(spec.blocks) == 2, "a head may read after any block"
     assert spec.narrowed is not None and spec.narrowed[0] < 64, "it is given back where they are read"
     assert spec.output_text == "features of class and patches after blocks 1, 2"
     loaded, base = edgevit.load(at_depths.folder), _features_of_base(digits_checkpoint)
