@@ -271,13 +271,14 @@ def choose(
         schedules += _schedules(problem, slices)
     choices = spending.searched(partial(least, schedules), sliced)
     first = choices[AS_PREDICTED]
-    if first.loses_little:
-        return choices
     # What a narrower embedding or fewer tokens lose in the end shows only in solved networks.
     candidates = search_widths(schedules, curves)
-    for candidate in (candidates[0], max(candidates, key=lambda candidate: (candidate.width, -candidate.nats))):
+    widest = max(candidates, key=lambda candidate: (candidate.width, -candidate.nats))
+    for candidate in candidates[:1] if first.loses_little else (candidates[0], widest):
         if candidate.width != (first.width or spending.whole):
             choices[f"embed {candidate.width}"] = predicted(candidate)
+    if first.loses_little:
+        return choices
     if tries_tokens and (fewer := _schedules(problem, slices)):
         with suppress(BudgetError):  # blocks that remove tokens cannot be removed
             choices["cut_tokens"] = predicted(search_widths(fewer, curves)[0])
