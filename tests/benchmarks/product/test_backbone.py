@@ -21,10 +21,13 @@ def test_points_are_of_images_and_errors_of_folds() -> None:
 def test_a_record_becomes_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backbone, "FILE", tmp_path / "backbone.json")
     assert backbone.section() == ""
-    row = {
-        "rate": 0.5, "train_images": 203, "cosine": 0.97, "same_neighbours": 0.61, "folds": MODEL, "seconds": 600,
-    }  # fmt: skip
-    (tmp_path / "backbone.json").write_text(json.dumps({"schema": 1, "base": BASE, "rows": {"0.5": row}}))
+    row = {"method": "forge", "rate": 0.5, "steps": 0, "train_images": 199, "cosine": 0.97, "same_neighbours": 0.61}
+    row["tasks"] = {"drawings": MODEL, "clothes": BASE}
+    trained = {**row, "steps": 200, "tasks": {"drawings": BASE, "clothes": BASE}}
+    record = {"schema": 2, "base": dict.fromkeys(("drawings", "clothes"), BASE), "rows": {"a": trained, "b": row}}
+    (tmp_path / "backbone.json").write_text(json.dumps(record))
     shown = " ".join(backbone.section().split())
-    assert "65.0 % with k-NN and 75.0 % with a linear probe" in shown and "203 drawings without labels" in shown
-    assert "| 0.5 | 2.5 (5.0) | 7.5 (5.0) | 0.970 | 61.0% | 10 |" in shown
+    assert "65.0 % with k-NN and 75.0 % with a linear probe of 400 test images" in shown and "199 drawings" in shown
+    lines = ["| 0.5 | forge | 2.5 (5.0) | 7.5 (5.0) | 0.0 (0.0) | 0.0 (0.0) | 0.970 | 61.0% |"]
+    lines.append("| 0.5 | forge, 200 steps | 0.0 (0.0) | 0.0 (0.0) | 0.0 (0.0) | 0.0 (0.0) | 0.970 | 61.0% |")
+    assert " ".join(lines) in shown
