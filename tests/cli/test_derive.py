@@ -167,6 +167,7 @@ def test_a_derived_model_with_a_full_head_can_be_a_base(
     assert all(seen[name] >= expected[name] for name in ("3", "5")), "one class fewer to be mistaken for"
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_state_that_the_same_command_resumes(
     tmp_path: Path, digits_checkpoint: Path, edgevit_main: Any
 ) -> None:

@@ -52,6 +52,7 @@ def test_the_states_are_listed_and_nothing_is_done(plan_file: Path, edgevit_main
     assert not (tmp_path / "fleet").exists()
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_states_are_shown_anew_until_nothing_is_left_that_can_be_done(plan_file: Path) -> None:
     content = yaml.safe_load(plan_file.read_text())
     plan_file.write_text(yaml.safe_dump({**content, "tasks": content["tasks"][:1]}))

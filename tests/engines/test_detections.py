@@ -41,6 +41,7 @@ def build(folder: Path, play: Callable[..., None], data: Path, fault: str = "", 
     return engine
 
 
+@pytest.mark.slow
 def test_levels_of_the_board_are_judged_by_what_the_detector_finds_in_them(
     folder: Path, play: Callable[..., None]
 ) -> None:

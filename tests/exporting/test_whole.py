@@ -47,6 +47,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_file_is_checked_by_boxes_and_by_average_precision(home: Path) -> None:
     report = edgevit.export(home / "build", data=home / "coco", whole=True, fp16=False, accuracy=True)
     seen, path = report.whole, home / "build" / "export" / "detector.onnx"

@@ -57,6 +57,7 @@ def test_the_table_has_the_published_figure_of_each_row() -> None:
     assert text.section([]) == ""
 
 
+@pytest.mark.slow
 def test_data_and_base_belong_together(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     del asked[3:5]
     with pytest.raises(SystemExit):

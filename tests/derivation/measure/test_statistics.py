@@ -95,7 +95,10 @@ def test_all_statistics_are_those_of_the_tokens_whatever_the_batches(small_vit, 
 
 @pytest.mark.parametrize(
     ("function", "prefix", "grids"),
-    [("any_size", 1, [(4, 4)] * 2), ("masks_any_size", 0, [(8, 8), (8, 8), (4, 4), (2, 2)])],
+    [
+        ("any_size", 1, [(4, 4)] * 2),
+        pytest.param("masks_any_size", 0, [(8, 8), (8, 8), (4, 4), (2, 2)], marks=pytest.mark.slow),
+    ],
 )
 def test_tokens_of_padding_weigh_a_tenth(function, prefix, grids, tmp_path, monkeypatch):
     monkeypatch.setattr(passes, "IMAGES", 5)
@@ -163,6 +166,7 @@ def test_statistics_that_are_no_numbers_name_their_block(small_vit, task):
         take(network, task.train.subset(4))
 
 
+@pytest.mark.slow
 def test_two_processes_measure_the_same_as_one(tmp_path):
     in_two_processes(measured.__file__, tmp_path / "two")
     measured.measure(tmp_path / "one")

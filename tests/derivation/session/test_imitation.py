@@ -136,6 +136,7 @@ def at_depths(digits_checkpoint: Path, photos: Path, tmp_path_factory: pytest.Te
     return derive(digits_checkpoint, photos, out, output="features:class,patches@1,2", rate=0.8)
 
 
+@pytest.mark.slow
 def test_features_after_several_blocks_are_like_the_bases(
     at_depths: Any, digits_checkpoint: Path, photos: Path, tmp_path: Path
 ) -> None:
@@ -212,6 +213,7 @@ def test_a_report_shows_how_like_the_bases_the_features_are(derived: Any, tmp_pa
     assert "--probe knn,linear" in page and "| base |" in page and "restricted" not in page
 
 
+@pytest.mark.slow
 def test_distillation_brings_the_features_nearer(digits_checkpoint: Path, photos: Path, tmp_path: Path) -> None:
     training = Training(device="cpu", steps=40, batch_size=32, lr=1e-3, evaluations=4)
     made = derive(digits_checkpoint, photos, tmp_path / "model", rate=0.8, training=training)

@@ -214,6 +214,7 @@ def test_the_macs_of_attention_in_a_head_are_counted(file: Path, frames: Path, t
 TRAINING = Training(device="cpu", steps=12, batch_size=8, evaluations=3, lr=1e-3)
 
 
+@pytest.mark.slow
 def test_a_cut_head_is_trained_from_its_closed_form_on(derived: Any, file: Path, frames: Path, tmp_path: Path) -> None:
     progress = RecordedProgress()
     trained = derive(f"{file}:deep", frames, tmp_path / "model", training=TRAINING, progress=progress)
@@ -249,6 +250,7 @@ def test_a_cut_head_is_exported_and_reported(derived: Any, tmp_path: Path) -> No
     assert "The head was cut in " in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_network_with_a_cut_head_is_a_base(derived: Any, frames: Path, tmp_path: Path) -> None:
     before = derived.model.spec.narrowed_rest
     again = derive(derived.folder, frames, tmp_path / "again", rate=0.1, rest_rate=0)

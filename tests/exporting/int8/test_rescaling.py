@@ -55,6 +55,7 @@ def test_the_function_stays_and_inputs_are_centred_and_alike() -> None:
         assert len(weight) == len(inputs[name].lowest)
 
 
+@pytest.mark.slow
 def test_an_operation_is_inserted_only_where_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model, layers, inputs = opened(base())
     operations = [node.name for node in model.graph]

@@ -190,10 +190,11 @@ def test_a_network_of_stages_meets_a_budget_by_the_clock(
     assert abs(met.rounds[0].measured.value / met.rounds[0].predicted - 1) < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("output", "write"),
     [("map", lambda folder: f"{write_depth(folder)}:build"),
-     pytest.param("boxes", lambda folder: f"{write_detectors(folder)}:masks", marks=pytest.mark.slow)],
+     ("boxes", lambda folder: f"{write_detectors(folder)}:masks")],
 )  # fmt: skip
 def test_a_network_with_a_head_of_its_own_meets_a_budget_as_a_whole(
     output: str, write: Any, asked: dict[str, Any], computed: Computed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -199,6 +199,7 @@ def test_the_base_is_judged_on_the_images_that_its_models_are_however_many_are_h
     assert base.images == small.images == held_out
 
 
+@pytest.mark.slow
 def test_a_ready_made_file_is_judged_on_the_same_images_and_measured_in_turns(
     copy: Path, asked: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -359,6 +360,7 @@ def test_a_derivation_by_the_same_options_cuts_the_same_base_which_is_as_good_as
     assert again.finetuned.images == again.base.images > found.base.images
 
 
+@pytest.mark.slow
 def test_another_training_of_the_base_is_something_else(trained: Path, copy: Path, asked: dict[str, Any]) -> None:
     given = {"out": trained, "rates": (0.4, 0.7), **asked, **TRAINED}
     for changed, told in (
