@@ -116,8 +116,8 @@ def section() -> str:
         "Does a Swin lose more?",
         f"A small Swin on the 24 rendered classes (two stages, shifted windows of 4 x 4 tokens; "
         f"{100 * rows[0]['base_top1']:.1f} % top-1 on all classes: it was trained for {RECIPE.epochs} passes), by MACs "
-        "gone; up to 0.8 forge left the stages' widths as they were. Top-1 in % on sub-tasks, mean and range where "
-        "there are several; "
+        "gone; from 0.8 on forge narrows the stages, too. Top-1 in % on sub-tasks, mean and range where there are "
+        "several; "
         f"the base restricted to a sub-task: {', '.join(bases)}.",
         [table(["", *(f"{rate:g}" for rate in RATES), "rows"], lines)],
         "python -m benchmarks.product.swin",
