@@ -33,7 +33,7 @@ def signatures() -> str:
         if not hasattr(value, "__wrapped__"):
             imports.add(f"from {value.__module__} import {name} as {name}\n")
             continue
-        text = _function(name, value)
+        text = _function(name, value).replace("pathlib._local.", "pathlib.")  # as Python 3.13 calls its module
         for module, used in _CLASS.findall(text):
             again = f" as {used}" if used in edgevit.__all__ else ""  # as a stub exports a name
             imports.add(f"from {module.rstrip('.')} import {used}{again}\n")
