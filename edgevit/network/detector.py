@@ -181,14 +181,12 @@ def rest_macs(pyramid: Pyramid, input_size: Sequence[int]) -> tuple[int, int] | 
     of the user's in place of `rpn` proposes for a random image.
     """
     try:
-        macs, proposals = 0, 0
-        for times, run in rest_runs(pyramid, input_size):
+        macs, runs = 0, rest_runs(pyramid, input_size)
+        for times, run in runs:
             with FlopCounterMode(display=False) as counter:
                 run()
             macs += times * (counter.get_total_flops() // 2)
-        if not hasattr(pyramid.detector, "head"):
-            _, proposals = _proposing(pyramid.detector, _zero_levels(pyramid, input_size), input_size)
-        return macs, proposals
+        return macs, runs[1][0] if len(runs) > 1 else 0  # the second runs for each proposal
     except (AttributeError, TypeError):
         return None
 
@@ -200,7 +198,7 @@ def rest_runs(pyramid: Pyramid, input_size: Sequence[int]) -> list[tuple[int, Ca
         AttributeError, TypeError: the parts are not torchvision's.
     """
     detector: Any = pyramid.detector
-    levels = _zero_levels(pyramid, input_size)
+    levels = pyramid._named(next(pyramid.parameters()).new_zeros(1, *input_size))
     if hasattr(detector, "head"):  # a detector of one stage
         return [(1, lambda: detector.head([*levels.values()]))]
     heads, (propose, proposals) = detector.roi_heads, _proposing(detector, levels, input_size)
@@ -219,11 +217,6 @@ def rest_runs(pyramid: Pyramid, input_size: Sequence[int]) -> list[tuple[int, Ca
         pool = heads.mask_roi_pool or heads.box_roi_pool
         runs.append((heads.detections_per_img, lambda: of_box(pool, heads.mask_head, heads.mask_predictor)))
     return runs
-
-
-def _zero_levels(pyramid: Pyramid, input_size: Sequence[int]) -> Mapping[str, Tensor]:
-    """The levels of one image without content, of which only the sizes matter."""
-    return pyramid._named(next(pyramid.parameters()).new_zeros(1, *input_size))
 
 
 def _proposing(

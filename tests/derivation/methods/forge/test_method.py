@@ -11,20 +11,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from family_examples import SWIN
-from problems import untrained
+from problems import assert_stages_are_narrowed, untrained
 from small_base import ARGS, derive, write_checkpoint, write_cost_table
-from small_models import SWIN_ARGS, lie_in_few_directions
 
 import edgevit
 from edgevit.cli.console import Console
 from edgevit.data.task import open_task
-from edgevit.derivation.measure.divergence import divergence, network_outputs
 from edgevit.derivation.measure.embedding import TokenStatistics
 from edgevit.derivation.methods.forge import choose
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.curves import unpacked
 from edgevit.derivation.methods.forge.method import METHOD, _make_curves
+from edgevit.derivation.problem import Problem
 from edgevit.derivation.solve.attention import keep_heads
 from edgevit.errors import BudgetError
 from edgevit.network.model import describe
@@ -60,25 +58,11 @@ def test_blocks_and_heads_go_where_no_width_is_small_enough(checkpoint: Path, tm
 @pytest.mark.slow
 def test_a_swin_of_few_directions_is_narrowed_in_all_of_its_stages(small_vit: Any, tmp_path: Path) -> None:
     """Without that it loses several times as much."""
-    args = {"depths": [2, 2], "window_size": 3}  # shifted, and padded
-    network = small_vit(SWIN, **args)
-    lie_in_few_directions(network, 48)
-    with torch.no_grad():
-        network.classifiers[0].weight.mul_(20)
-    base = describe(network, SWIN, {**SWIN_ARGS, **args})
-    task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
-    lost = {}
-    for narrows in (True, False):
-        problem = untrained(base, task, 0.8, tmp_path, "free")
-        made = METHOD.derive(problem, Config(**FEW, cut_embedding=narrows, refit_head=False))
-        geometry, images = made.network.geometry, task.validation.subset(200)
-        assert geometry.macs(made.network.dims) <= problem.budget.limit
-        assert (geometry.embed < 128) == narrows and [stage.embed for stage in geometry.stages] == [
-            geometry.embed // 2, geometry.embed
-        ]  # fmt: skip
-        outputs = [network_outputs(each, images, PASSES) for each in (problem.network, made.network)]
-        lost[narrows] = divergence(problem.network.output, *outputs)
-    assert lost[True] < 0.5 * lost[False]
+
+    def cut(problem: Problem, narrows: bool) -> Any:
+        return METHOD.derive(problem, Config(**FEW, cut_embedding=narrows, refit_head=False))
+
+    assert_stages_are_narrowed(cut, small_vit, 0.8, tmp_path)
 
 
 def test_the_embedding_is_narrowed_where_that_loses_less(checkpoint: Path, tmp_path: Path) -> None:

@@ -7,22 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from family_examples import SWIN
-from problems import untrained
+from problems import assert_stages_are_narrowed
 from small_base import ARGS, derive, write_checkpoint, write_cost_table
-from small_models import SWIN_ARGS, lie_in_few_directions
 
 from edgevit.data.task import open_task
 from edgevit.derivation.allocate.widths import Curve, energy_width, widths_by_error
 from edgevit.derivation.cache import Cache
-from edgevit.derivation.measure.divergence import divergence, network_outputs
 from edgevit.derivation.methods import load_method
 from edgevit.derivation.methods.nuwa import purify as purify_module
 from edgevit.derivation.methods.nuwa.purify import masks_applied, purify
 from edgevit.derivation.problem import Problem, Stopwatch
 from edgevit.derivation.solve.least_squares import refit, removal_in_order, removal_order
 from edgevit.errors import BudgetError, DataError, OptionError
-from edgevit.network.model import describe
 from edgevit.train.history import History
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
@@ -135,8 +131,6 @@ def test_purification_leaves_the_base_alone_and_is_no_worse_on_validation(
 
 @pytest.fixture(scope="module")
 def digits_task() -> Any:
-    from edgevit.data.task import open_task
-
     preprocessing = {
         "input_size": (3, 32, 32), "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "center",
         "mean": (0.5,) * 3, "std": (0.5,) * 3,
@@ -263,29 +257,14 @@ def test_a_narrower_embedding_reaches_what_blocks_alone_do_not(checkpoint: Path,
 
 def test_a_swin_of_few_directions_is_narrowed_in_all_of_its_stages(small_vit: Any, tmp_path: Path) -> None:
     """Its own widths lose several times as much; the embedding alone, to 48 channels, nothing."""
-    args = {"depths": [2, 2], "window_size": 3}  # shifted, and padded
-    network = small_vit(SWIN, **args)
-    lie_in_few_directions(network, 48)
-    with torch.no_grad():
-        network.classifiers[0].weight.mul_(20)
-    base = describe(network, SWIN, {**SWIN_ARGS, **args})
-    task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
-    lost = {}
-    for narrows in (True, False):
-        problem = untrained(base, task, 0.6, tmp_path, "free")
+
+    def cut(problem: Problem, narrows: bool) -> Any:
         config = nuwa.Config(calibration_images=128, purification="none", cut_embedding=narrows)
-        made = nuwa.derive(problem, config)
-        geometry, images = made.network.geometry, task.validation.subset(200)
-        assert geometry.macs(made.network.dims) <= problem.budget.limit
-        assert (geometry.embed < 128) == narrows and [stage.embed for stage in geometry.stages] == [
-            geometry.embed // 2, geometry.embed
-        ]  # fmt: skip
-        if narrows:
-            slices = {tried["width"]: tried["slice_nats"] for tried in made.facts["embed_widths"]}
-            assert slices[geometry.embed] < 1e-6
-        outputs = [network_outputs(each, images, PASSES) for each in (problem.network, made.network)]
-        lost[narrows] = divergence(problem.network.output, *outputs)
-    assert lost[True] < 0.5 * lost[False]
+        return nuwa.derive(problem, config)
+
+    made = assert_stages_are_narrowed(cut, small_vit, 0.6, tmp_path)
+    slices = {tried["width"]: tried["slice_nats"] for tried in made.facts["embed_widths"]}
+    assert slices[made.network.geometry.embed] < 1e-6
 
 
 @pytest.mark.slow
