@@ -281,7 +281,7 @@ def derived_row(settings: Row, device: str, cache: Path) -> Row:
 
     size, steps = settings["size"], settings["steps"]
     task, fold = settings["task"], settings["fold"]
-    training: dict[str, Any] = {"steps": steps, "seed": SEED, "device": device, "batch_size": BATCH}
+    training: dict[str, Any] = {"steps": steps, "seed": settings["seed"], "device": device, "batch_size": BATCH}
     with tempfile.TemporaryDirectory() as scratch:
         base, opening = (
             (_trained_base(task, fold, device, cache), {}) if settings["variant"].startswith("trained")
@@ -338,13 +338,19 @@ def _trained_base(task: str, fold: int, device: str, cache: Path) -> Path:
 
 def key_of(row: Row) -> str:
     """The key of a row in the record."""
-    return " ".join(str(row[name]) for name in ("task", "size", "fold", "rate", "method", "steps", "variant"))
+    return " ".join(str(row[name]) for name in ("task", "size", "fold", "rate", "method", "steps", "seed", "variant"))
 
 
 def paired(rows: Sequence[Row]) -> tuple[float, float]:
-    """Points below the base, the mean over all test images of the folds, and the standard error over folds."""
-    images = [row["test_images"] for row in rows]
-    lost = [100 * (row["base"] - row["derived"]) for row in rows]
+    """Points below the base, the mean over all test images of the folds, and the standard error over folds.
+
+    Seeds of one fold are averaged first: they share its test images.
+    """
+    folds: dict[int, list[Row]] = {}
+    for row in rows:
+        folds.setdefault(row["fold"], []).append(row)
+    images = [of_fold[0]["test_images"] for of_fold in folds.values()]
+    lost = [statistics.mean(100 * (row["base"] - row["derived"]) for row in of_fold) for of_fold in folds.values()]
     mean = sum(n * points for n, points in zip(images, lost, strict=True)) / sum(images)
     return mean, statistics.stdev(lost) / sqrt(len(lost)) if len(lost) > 1 else 0.0
 
@@ -362,9 +368,11 @@ def _cell(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     points, error = paired(rows)
-    spread = f" ({error:.1f})" if len(rows) > 1 else ""
-    folds = "1 fold" if len(rows) == 1 else f"{len(rows)} folds"
-    return f"{points + 0.0:.1f}{spread}" + ("" if len(rows) == FOLDS else f"; {folds}")
+    folds, seeds = ({row[name] for row in rows} for name in ("fold", "seed"))
+    spread = f" ({error:.1f})" if len(folds) > 1 else ""
+    fewer = "" if len(folds) == FOLDS else f"; {len(folds)} fold" + "s" * (len(folds) > 1)
+    more = f"; {len(seeds)} seeds" if len(rows) == len(folds) * len(seeds) > len(folds) else ""
+    return f"{points + 0.0:.1f}{spread}{fewer}{more}"
 
 
 def section() -> str:
@@ -420,6 +428,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=TASKS, default="drawings")
     parser.add_argument("--size", type=int, choices=(112, 224), default=SIZE)
+    parser.add_argument("--seed", type=int, default=SEED, help="of the derivation; a trained base has one seed")
     parser.add_argument("--folds", type=int, nargs="+", default=list(range(FOLDS)))
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["forge"])
@@ -437,7 +446,7 @@ def main() -> None:
             for rate in options.rates:
                 settings = {
                     "task": options.task, "size": options.size, "fold": fold, "rate": rate, "method": method,
-                    "steps": options.steps, "variant": variant,
+                    "steps": options.steps, "seed": options.seed, "variant": variant,
                 }  # fmt: skip
                 record = load(options.results)
                 if key_of(settings) in record["rows"]:

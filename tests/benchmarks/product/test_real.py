@@ -74,11 +74,20 @@ def test_a_picture_lies_on_white_in_a_square() -> None:
 
 def test_points_below_the_base_are_weighted_by_test_images() -> None:
     rows = [
-        {"base": 0.5, "derived": 0.4, "test_images": 100},
-        {"base": 0.6, "derived": 0.6, "test_images": 300},
+        {"fold": 0, "seed": 42, "base": 0.5, "derived": 0.4, "test_images": 100},
+        {"fold": 1, "seed": 42, "base": 0.6, "derived": 0.6, "test_images": 300},
     ]
     mean, error = real.paired(rows)
     assert mean == pytest.approx(2.5) and error == pytest.approx(5.0)
+
+
+def test_seeds_of_a_fold_are_averaged_before_its_error_is_taken() -> None:
+    rows = [
+        {"fold": fold, "seed": seed, "base": 0.6, "derived": derived, "test_images": 100}
+        for fold, seed, derived in ((0, 42, 0.6), (0, 43, 0.4), (1, 42, 0.5), (1, 43, 0.5))
+    ]
+    mean, error = real.paired(rows)
+    assert mean == pytest.approx(10.0) and error == pytest.approx(0.0)
 
 
 def test_equal_pictures_are_dropped(tmp_path: Path) -> None:
