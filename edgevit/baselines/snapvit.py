@@ -133,7 +133,7 @@ def _masked(kept: Tensor, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Ten
 
 
 def derive(problem: Problem, config: Config) -> Derived:
-    images, network = problem.task.calibration(config.calibration_images), problem.network
+    images, network = problem.calibration(config.calibration_images), problem.network
     network.to(problem.compute.device).eval()
     with problem.stopwatch.stage("gradients"):
         scores = group_sums(squared_products(network, images, problem.passes, seed=problem.training.seed))

@@ -13,6 +13,7 @@ from torch import Tensor
 from edgevit.data.sources import ImageSource, Reference
 from edgevit.data.task import Split
 
+_Name = tuple[Reference, int | None]  # of an image, as `Split.name` gives it
 SHARE = 4  # decoded images may take one SHARE-th of the available memory
 
 
@@ -44,28 +45,28 @@ class Decoded:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes, self.bytes = limit_bytes, 0
         # By source and preprocessing; the source is held, so that no other can get its id.
-        self._shelves: dict[tuple[int, str], tuple[ImageSource, dict[Reference, Tensor]]] = {}
+        self._shelves: dict[tuple[int, str], tuple[ImageSource, dict[_Name, Tensor]]] = {}
 
     def batches(self, split: Split, batch_size: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield every image once, like `Split.batches`: (images float32 [B, C, H, W], labels int64 [B])."""
         shelf = self._shelf(split.source, split.preprocessing)
         parts = [range(i, min(i + batch_size, len(split))) for i in range(0, len(split), batch_size)]
-        missing = [[i for i in part if split.references[i] not in shelf] for part in parts]
+        missing = [[i for i in part if split.name(i) not in shelf] for part in parts]
         read = split.read([few for few in missing if few], workers)
         for part, few in zip(parts, missing, strict=True):
             images = next(read)[0] if few else torch.empty(0)
             new = dict(zip(few, images, strict=True))
             if len(few) < len(part):
-                images = torch.stack([new[i] if i in new else shelf[split.references[i]] for i in part])
+                images = torch.stack([new[i] if i in new else shelf[split.name(i)] for i in part])
             for i, image in new.items():
-                self._keep(shelf, split.references[i], image)
+                self._keep(shelf, split.name(i), image)
             yield images, torch.tensor(split.labels[part.start : part.stop])
 
-    def _shelf(self, source: ImageSource, preprocessing: Mapping[str, Any]) -> dict[Reference, Tensor]:
+    def _shelf(self, source: ImageSource, preprocessing: Mapping[str, Any]) -> dict[_Name, Tensor]:
         name = (id(source), repr(sorted(preprocessing.items())))
         return self._shelves.setdefault(name, (source, {}))[1]
 
-    def _keep(self, shelf: dict[Reference, Tensor], reference: Reference, image: Tensor) -> None:
-        if reference not in shelf and self.bytes + image.nbytes <= self.limit_bytes:
-            shelf[reference] = image.clone()  # a batch of a worker lies in shared memory, of which there is little
+    def _keep(self, shelf: dict[_Name, Tensor], name: _Name, image: Tensor) -> None:
+        if name not in shelf and self.bytes + image.nbytes <= self.limit_bytes:
+            shelf[name] = image.clone()  # a batch of a worker lies in shared memory, of which there is little
             self.bytes += image.nbytes

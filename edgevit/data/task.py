@@ -81,6 +81,24 @@ def training_transform(preprocessing: Mapping[str, Any], augment: Augment) -> An
     )
 
 
+def varying_transform(preprocessing: Mapping[str, Any]) -> Any:
+    """Create a transform to other views of a picture, like those from which DINO and its kind learn.
+
+    A mirrored crop of 30 to 100 % of the area, with other brightness, contrast and colours, sometimes blurred or grey.
+    """
+    settings = {k: preprocessing[k] for k in ("input_size", "interpolation", "mean", "std")}
+    return create_transform(
+        **settings,
+        is_training=True,
+        scale=(0.3, 1.0),
+        color_jitter=(0.4, 0.4, 0.2, 0.1),
+        color_jitter_prob=0.8,
+        grayscale_prob=0.2,
+        gaussian_blur_prob=0.3,
+        auto_augment=None,
+    )
+
+
 class _Images(Dataset[tuple[Tensor, int]]):
     """Reads and transforms one image; with a seed, its augmentation depends on that seed and nothing else."""
 
@@ -119,7 +137,19 @@ class _Joined(Dataset[tuple[Tensor, int]]):
         return self.first[position, seed] if beyond < 0 else self.second[beyond, seed]
 
 
+class _Views(Dataset[tuple[Tensor, int]]):
+    """Images as they are, and varied by their seeds where these are not None."""
+
+    def __init__(self, plain: _Images, varied: _Images, seeds: Sequence[int | None]) -> None:
+        self.plain, self.varied, self.seeds = plain, varied, seeds
+
+    def __getitem__(self, position: int) -> tuple[Tensor, int]:
+        seed = self.seeds[position]
+        return self.plain[position] if seed is None else self.varied[position, seed]
+
+
 UNLABELLED = -1  # the label of images of no known class
+VARIANTS = 4  # most varied copies of an image
 
 
 @dataclass(frozen=True)
@@ -130,9 +160,14 @@ class Split:
     references: tuple[Reference, ...]
     labels: tuple[int, ...]  # for each image, the position of its class among the task's, or UNLABELLED
     preprocessing: Mapping[str, Any]
+    seeds: tuple[int | None, ...] | None = None  # for each image, by which it is varied, or None; None: no image is
 
     def __len__(self) -> int:
         return len(self.references)
+
+    def name(self, position: int) -> tuple[Reference, int | None]:
+        """What an image is known by: its reference, and the seed by which it is varied."""
+        return self.references[position], None if self.seeds is None else self.seeds[position]
 
     def picture(self, position: int) -> Image:
         """Read one image in RGB, without the transform."""
@@ -148,7 +183,10 @@ class Split:
 
     def read(self, positions: Sequence[Sequence[int]], workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the images at these positions in batches: (images float32 [B, C, H, W], labels int64 [B])."""
-        images = self._images(evaluation_transform(self.preprocessing))
+        images: Dataset[tuple[Tensor, int]]
+        images = plain = self._images(evaluation_transform(self.preprocessing))
+        if self.seeds is not None:
+            images = _Views(plain, self._images(varying_transform(self.preprocessing)), self.seeds)
         yield from make_loader(images, positions, workers)
 
     def training_batches(
@@ -183,13 +221,29 @@ class Split:
     def at(self, positions: Sequence[int]) -> Split:
         """Select the images at these positions, in this order."""
         references, labels = tuple(self.references[i] for i in positions), tuple(self.labels[i] for i in positions)
-        return Split(self.source, references, labels, self.preprocessing)
+        seeds = None if self.seeds is None else tuple(self.seeds[i] for i in positions)
+        return Split(self.source, references, labels, self.preprocessing, seeds)
+
+    def with_variants(self, count: int) -> Split:
+        """Add varied copies until there are `count` images, at most `VARIANTS` of each, which follow it.
+
+        Texts are not varied.
+        """
+        n = len(self)
+        total = min(count, (1 + VARIANTS) * n)
+        if total <= n or reads_texts(self.preprocessing):
+            return self
+        positions = [i for i in range(n) for _ in range(i * total // n, (i + 1) * total // n)]
+        before = zip(positions, [-1, *positions[:-1]], strict=True)
+        seeds = (place if i == previous else None for place, (i, previous) in enumerate(before))
+        return replace(self.at(positions), seeds=tuple(seeds))
 
     def content_sha256(self) -> str:
-        """Hash the images and their labels, in order."""
+        """Hash the images, their labels and the seeds by which they are varied, in order."""
         digest = hashlib.sha256()
-        for reference, label in zip(self.references, self.labels, strict=True):
-            digest.update(f"{label} ".encode())
+        for i, label in enumerate(self.labels):
+            reference, seed = self.name(i)
+            digest.update(f"{label} ".encode() if seed is None else f"{label} {seed} ".encode())
             digest.update(_image_sha256(self.source, reference))
         return digest.hexdigest()
 
@@ -210,8 +264,7 @@ class Split:
 
     def part(self, index: int, count: int) -> Split:
         """Select the `index`-th of `count` interleaved shares, for one of several processes."""
-        chosen = slice(index, None, count)
-        return Split(self.source, self.references[chosen], self.labels[chosen], self.preprocessing)
+        return self.at(range(index, len(self), count))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from edgevit.data.task import Task
+from edgevit.data.task import Split, Task
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.cache import Cache
@@ -22,6 +22,7 @@ from edgevit.network.accuracy import Accuracy
 from edgevit.network.copies import bare_copy
 from edgevit.network.model import tensors_sha256
 from edgevit.network.network import Network
+from edgevit.network.output import Features, Levels, Map
 from edgevit.progress import Progress
 from edgevit.train.compute import Compute
 from edgevit.train.constraint import Constraint
@@ -35,6 +36,7 @@ from edgevit.train.state import load_tensors, reading_state, save_tensors
 from edgevit.train.validation import Keep
 
 _FINETUNED = "finetuned"
+_ENOUGH, _JUDGES = 512, 128  # numbers of training and of validation images of which none needs to be varied
 
 
 @dataclass
@@ -82,6 +84,29 @@ class Problem:
     @property
     def progress(self) -> Progress:
         return self.passes.progress
+
+    def calibration(self, count: int) -> Split:
+        """Choose at most `count` images for what needs no labels: of the training part, and then unlabelled ones.
+
+        Where features or a map are imitated, which no label limits, and there are fewer, they are varied, too.
+        """
+        images = self.task.calibration(count)
+        return images.with_variants(count) if self._varies else images
+
+    def gradient_images(self, count: int) -> Split:
+        """Choose at most `count` training images for sensitivities, of all and of varied ones where these are few."""
+        images = self.task.train
+        return (images.with_variants(_ENOUGH) if self._varies else images).subset(count)
+
+    def judging_images(self, count: int) -> Split:
+        """Choose at most `count` validation images, to which nothing is fitted; they are varied where they are few."""
+        images = self.task.validation
+        return (images.with_variants(min(count, _JUDGES)) if self._varies else images).subset(count)
+
+    @property
+    def _varies(self) -> bool:
+        output = self.network.output
+        return isinstance(output, Features | Map) and not isinstance(output, Levels)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,13 @@ def assert_same(found: Any, split: Split) -> None:
         assert torch.equal(one, other)
 
 
+def test_a_varied_copy_is_not_taken_for_its_image(split: Split) -> None:
+    decoded = Decoded(1000 * IMAGE_BYTES)
+    for _ in range(2):
+        assert_same(decoded.batches(split, 4), split)
+        assert_same(decoded.batches(split.with_variants(40), 4), split.with_variants(40))
+
+
 @pytest.mark.quick("1-*")
 @pytest.mark.parametrize("limit", [0, 3 * IMAGE_BYTES, 1000 * IMAGE_BYTES])
 @pytest.mark.parametrize("workers", [0, 1])

@@ -18,7 +18,7 @@ from recorded_progress import RecordedProgress
 from timm.data import create_transform
 
 from edgevit.data.sources import open_source
-from edgevit.data.task import Split, Task, open_task, reopen
+from edgevit.data.task import VARIANTS, Split, Task, open_task, reopen
 from edgevit.errors import DataError, OptionError
 from edgevit.records.derivation import DataRecord
 
@@ -161,6 +161,29 @@ def test_subsets_are_spread_over_the_classes_and_shares_cover_everything() -> No
     assert train.subset(10**6) is train
     shares = [train.part(i, 2) for i in range(2)]
     assert sorted(r for s in shares for r in s.references) == sorted(train.references)
+
+
+def test_varied_copies_follow_their_image_and_depend_on_their_place_alone() -> None:
+    train = task_of("digits", "3,5").train.subset(4)
+    varied = train.with_variants(11)
+    assert [len([r for r in varied.references if r == image]) for image in train.references] == [2, 3, 3, 3]
+    originals = [i for i in range(11) if varied.name(i)[1] is None]
+    assert [varied.references[i] for i in originals] == [*train.references], "an image comes before its copies"
+    ((images, labels),), ((again, _),) = varied.batches(11), varied.batches(11)
+    ((plain, _),) = train.batches(4)
+    assert torch.equal(images, again) and torch.equal(images[originals], plain)
+    assert labels.tolist() == [varied.labels[i] for i in range(11)]
+    assert len({image.numpy().tobytes() for image in images}) == 11, "no copy is another or its image"
+    assert varied.content_sha256() != train.with_variants(10).content_sha256() != train.content_sha256()
+    assert [varied.part(1, 2).name(i) for i in range(5)] == [varied.name(i) for i in range(1, 11, 2)]
+
+
+def test_an_image_has_few_varied_copies_and_texts_have_none() -> None:
+    train = task_of("digits", "3,5").train.subset(4)
+    assert len(train.with_variants(1000)) == 4 * (1 + VARIANTS)
+    assert train.with_variants(4) is train and train.with_variants(3) is train
+    texts = replace(train, preprocessing={**PREPROCESSING, "tokenizer": {}})
+    assert texts.with_variants(1000) is texts
 
 
 # -- opening again -----------------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from edgevit.derivation.problem import Stopwatch, accuracy_on_validation
 from edgevit.errors import OptionError
 from edgevit.network.copies import bare_copy
 from edgevit.network.model import describe
+from edgevit.network.network import Network
+from edgevit.network.output import Features, Levels, Map
 
 
 def test_the_seconds_of_a_stage_within_another_are_its_own_alone(monkeypatch: Any) -> None:
@@ -47,6 +49,27 @@ def test_validation_images_are_shown_once_to_a_network_whose_weights_stay(
     assert accuracy_on_validation(replace(problem, policy=problem.policy), network) == taken(*shown[0])
     accuracy_on_validation(problem, network)
     assert len(shown) == 3
+
+
+@pytest.mark.parametrize(
+    ("output", "varies"), [(None, False), (Features(), True), (Map("values"), True), (Levels(), False)]
+)
+def test_too_few_images_are_varied_where_features_or_a_map_are_imitated(
+    output: Any, varies: bool, small_vit: Callable[..., Any], tmp_path: Path
+) -> None:
+    base = describe(small_vit(depth=2), "vit_tiny_patch16_224", {"depth": 2})
+    task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
+    task = replace(task, train=task.train.subset(20), validation=task.validation.subset(10))
+    problem = untrained(base, task, 0.6, tmp_path)
+    if output is not None:
+        problem = replace(problem, network=Network(problem.network.module, problem.network.family, output))
+    assert problem.calibration(20).seeds is None, "there are enough"
+    taken = {"calibration": (problem.calibration, 70, 20), "gradients": (problem.gradient_images, 30, 20)}
+    taken["judging"] = problem.judging_images, 25, 10
+    for name, (take, most, whole) in taken.items():
+        images = take(most)
+        assert len(images) == (most if varies else whole), name
+        assert any(images.name(i)[1] is not None for i in range(len(images))) == varies, name
 
 
 def test_unlabelled_images_without_a_teacher_are_refused_with_the_way_out(

@@ -122,9 +122,9 @@ class Slices:
     ) -> None:
         self.problem, self.fitted, self.quick = problem, fitted, quick
         self.owner, self.calibration_images = owner, calibration_images
-        self.calibration = problem.task.calibration(calibration_images)
-        self.sensitivity = problem.task.train.subset(sensitivity_images)
-        self.judged = problem.task.validation.subset(sensitivity_images)  # nothing is fitted to these
+        self.calibration = problem.calibration(calibration_images)
+        self.sensitivity = problem.gradient_images(sensitivity_images)
+        self.judged = problem.judging_images(sensitivity_images)  # nothing is fitted to these
         self.whole, self.measured = problem.network.geometry.embed, tokens
         self.key = {
             **problem.identity,

@@ -168,7 +168,7 @@ class RestCutter:
         _, backbone = image_seconds(network, task.train, compute, timed=_BATCH)
         read, whole = image_seconds(network, task.train, compute, whole_run, _BATCH)
         cut = whole - problem.budget.rate * min(backbone, whole)
-        fitted, judged = len(task.calibration(_CALIBRATION)), len(task.validation.subset(_JUDGED))
+        fitted, judged = len(problem.calibration(_CALIBRATION)), len(problem.judging_images(_JUDGED))
         of_order = fitted * (read + cut) + judged * (read + (1 + len(_PROBES) * chains) * cut)
         return of_order + chains * fitted * (read + 2 * cut)
 
@@ -195,10 +195,10 @@ def cut_rest(network: Network, problem: Problem, chains: Chains, rate: float) ->
     work = _Work(network.to(problem.compute.device).eval(), chains, replace(problem.passes, shared=False))
     costs = _costs(work.network, chains.found)
     with problem.stopwatch.stage("rest"), torch.no_grad():
-        images = problem.task.calibration(_CALIBRATION)
+        images = problem.calibration(_CALIBRATION)
         moments = work.moments(images)
         orders = {chain.layer: work.order(chain, moments[chain.layer]) for chain in chains.found}
-        losses = work.losses(moments, orders, problem.task.validation.subset(_JUDGED))
+        losses = work.losses(moments, orders, problem.judging_images(_JUDGED))
         widths = rest_widths(costs, losses, (1 - rate) * costs.macs, problem.policy.ffn_step)
         cut = work.solved(orders, widths, images)
     macs = costs.at(widths)

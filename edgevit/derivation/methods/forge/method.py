@@ -94,7 +94,7 @@ def search_space(network: Network, config: Config, policy: Policy) -> SearchSpac
 
 
 def _sensitivities(problem: Problem, config: Config, network: Network, stage: str, **options: Any) -> list[Sensitivity]:
-    images, seed = problem.task.train.subset(config.sensitivity_images), problem.training.seed
+    images, seed = problem.gradient_images(config.sensitivity_images), problem.training.seed
     return measure_sensitivity(network, images, problem.passes, seed=seed, stage=stage, **options)
 
 
@@ -103,14 +103,14 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], TokenS
 
     They depend on the task and not on the budget. The moments are None where the embedding cannot be narrowed.
     """
-    images = problem.task.calibration(config.calibration_images)
+    images = problem.calibration(config.calibration_images)
     key = {
         **problem.identity,
         "images": images.content_sha256(),
         "thinnings": [(of.every, of.tokens, of.prefix) for of in thinnings(problem.network, len(images), _PER_NEURON)],
-        "gradients": problem.task.train.subset(config.sensitivity_images).content_sha256(),
+        "gradients": problem.gradient_images(config.sensitivity_images).content_sha256(),
         "stream": config.sequential,
-        "measured": problem.task.validation.subset(config.measured_images).content_sha256(),
+        "measured": problem.judging_images(config.measured_images).content_sha256(),
         "quick": config.quick,
         "ridges": _RIDGES,
         "sites": config.drop_sites,
@@ -123,7 +123,7 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], TokenS
 
 def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
     network = problem.network.to(problem.compute.device).eval()
-    images = problem.task.calibration(config.calibration_images)
+    images = problem.calibration(config.calibration_images)
     thinned = thinnings(network, len(images), _PER_NEURON)
     # One pass takes the gradients for the sites and the norms, and another the moments of the tokens, weighted by them.
     # The first pass may be rounded: the weight of a token is not a small difference, as that of a direction may be.
@@ -132,7 +132,7 @@ def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
         sensitivities = _sensitivities(problem, config, network, "worth of tokens", also=norms, quick=config.quick)
     moment = None
     for worth in norms:
-        weights = worth.means(len(problem.task.train.subset(config.sensitivity_images)), problem.passes)
+        weights = worth.means(len(problem.gradient_images(config.sensitivity_images)), problem.passes)
         of_stages = {block.stage: thinning for block, thinning in zip(network.blocks, thinned, strict=True)}
         moment = TokenMoments(network, weights, problem.passes, of_stages)
     with problem.stopwatch.stage("statistics"):
@@ -265,7 +265,7 @@ def _scaled(
         thin.append([block for block, _ in pairs])
         narrowed = [problem.network.build(changed) for changed in thin]
     with problem.stopwatch.stage("sensitivity"):
-        images = problem.task.validation.subset(config.measured_images)
+        images = problem.judging_images(config.measured_images)
         measured = measure_losses(problem, narrowed, images, sites=config.drop_sites, quick=config.quick)
     scaled = []
     *of_ffns, of_attention = measured.narrowed
@@ -307,10 +307,10 @@ def _with_replacements(problem: Problem, config: Config, curves: Sequence[BlockC
 
     The losses are measured, or read from the cache: they depend on the task and not on the budget.
     """
-    network, task = problem.network, problem.task
+    network = problem.network
     enough = max(-(-max(_PER_CHANNEL * s.embed, ENOUGH_TOKENS) // s.tokens) for s in network.geometry.stages)
-    fitted = task.calibration(min(enough, config.calibration_images))
-    images = task.validation.subset(config.measured_images)
+    fitted = problem.calibration(min(enough, config.calibration_images))
+    images = problem.judging_images(config.measured_images)
 
     def measure() -> dict[str, Tensor]:
         with problem.stopwatch.stage("sensitivity"), torch.no_grad():
@@ -330,7 +330,7 @@ def _with_replacements(problem: Problem, config: Config, curves: Sequence[BlockC
 
 
 def _warn_of_few_images(problem: Problem, config: Config) -> None:
-    images, enough = len(problem.task.calibration(config.calibration_images)), minimum_images(problem.network)
+    images, enough = len(problem.calibration(config.calibration_images)), minimum_images(problem.network)
     if images < enough:
         problem.progress.warn(
             f"{images} calibration images do not determine the widest layer, {enough} would: the ridge decides the "

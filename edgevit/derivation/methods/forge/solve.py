@@ -66,7 +66,7 @@ def solve(
     """
     with problem.stopwatch.stage("closed_form"):
         networks = [realise(problem.network, without_tokens(plan)) for plan in plans.values()]
-    images = problem.task.calibration(config.calibration_images)
+    images = problem.calibration(config.calibration_images)
     if config.sequential:
         with problem.stopwatch.stage("sequential"):
             slims = [
@@ -111,8 +111,8 @@ def judge_plans(
     """
     base = problem.network
     tokens = min(stage.tokens for stage in base.geometry.stages)
-    images = problem.task.calibration(min(config.calibration_images, -(-_SEARCHED_TOKENS // tokens)))
-    validation = problem.task.validation.subset(-(-JUDGED_TOKENS // tokens))
+    images = problem.calibration(min(config.calibration_images, -(-_SEARCHED_TOKENS // tokens)))
+    validation = problem.judging_images(-(-JUDGED_TOKENS // tokens))
     target = base_outputs(problem, validation)
     at_once = max(_SWEPT_PARAMETERS // sum(p.numel() for p in base.parameters()), 1)
     losses: list[float] = []
@@ -144,7 +144,7 @@ def _judged(problem: Problem, of_plans: Mapping[str, Network], images: Split | N
     """Return the best network of all plans; fit its head if images are given."""
     geometry = problem.network.geometry
     most = max(VALUES // max(geometry.outputs * geometry.classified, 1), 1)
-    validation = problem.task.validation.subset(most)
+    validation = problem.judging_images(most)
     judge = Taught(validation, base_outputs(problem, validation))
 
     def judged(network: Network) -> _Candidate:
