@@ -2,6 +2,7 @@
 
     python -m benchmarks.product.backbone               # every row that records/backbone.json does not have
     python -m benchmarks.product.backbone --rates 0.5 --methods forge --steps 0
+    python -m benchmarks.product.backbone --timing      # what forge's models take beside the base, in turns
 
 Weights and pictures are those of `benchmarks.product.real`. The backbone is derived from drawings of other subjects
 (`unlabelled`), without labels. k-NN and a linear probe are fitted to the training images of a fold and judged on its
@@ -12,7 +13,10 @@ was seen when the backbone was derived.
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
+import tempfile
+from collections.abc import Sequence
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,7 @@ METHODS = ("forge", "snapvit")  # those that read no labels
 STEPS = (0, 200)  # of distillation, of forge alone
 RECIPE: dict[str, Any] = {"batch_size": 32, "augment": "flip", "precision": "bf16"}
 PROBES = ("knn", "linear")
+BATCHES = (1, 8)  # of the timing
 FOLDS = {"drawings": real.FOLDS, "clothes": 2}  # of each task
 FILE = RECORDS / "backbone.json"
 Judged = dict[str, list[dict[str, float]]]  # by task, fold by fold: the share of right answers of each probe
@@ -85,6 +90,33 @@ def derived_row(method: str, rate: float, steps: int, device: str, cache: Path) 
     }
 
 
+def timed_rows(rates: Sequence[float], cache: Path) -> list[Row]:
+    """Time forge's models alternately with the base: ONNX Runtime, fp32, one thread, and count fused attentions."""
+    import edgevit
+    from edgevit.board.comparison import compare_within, decisive
+
+    rows: list[Row] = []
+    conditions = edgevit.Conditions(batches=BATCHES, threads=1, samples=20, duration_s=0.5)
+    with tempfile.TemporaryDirectory() as scratch:
+        base = Path(scratch) / "base"
+        edgevit.base(real.TIMM_NAME, output="features", out=base, **_base(real.SIZE, cache))
+        edgevit.export(base)
+        for rate in rates:
+            folder = Path(scratch) / f"{rate:g}"
+            shutil.copytree(cache / f"backbone-forge-{rate:g}-0", folder)
+            fusion = edgevit.export(folder).fusion
+            runs = edgevit.bench_in_turns([base, folder], conditions, rounds=10, alternate=True).runs
+            rows += [
+                {
+                    "rate": rate, "batch": row.batch, "ratio": row.ratio, "interval": [row.low, row.high],
+                    "base_ms": row.before_value, "rounds": row.rounds, "cpu": runs[0].environment.get("cpu", "unknown"),
+                    "fused": fusion and [fusion.fused, fusion.blocks],
+                }
+                for row in decisive(compare_within(runs))
+            ]  # fmt: skip
+    return rows
+
+
 def points(base: list[dict[str, float]], model: list[dict[str, float]], probe: str) -> tuple[float, float]:
     """Points of a probe below the base, the mean over images, and its standard error over folds."""
     lost = [100 * (of_base[probe] - of_model[probe]) for of_base, of_model in zip(base, model, strict=True)]
@@ -122,10 +154,30 @@ def section() -> str:
         f"clothes, photographs (the base has {whole['clothes']}). Cosine to the base's features and share of their ten "
         "nearest images that stay are on held-out drawings of the other subjects.",
         [table(["MACs gone", "method", *(f"{task}, {name}" for task in FOLDS for name in ("k-NN", "linear")),
-                "cosine", "nearest kept"], lines)],
+                "cosine", "nearest kept"], lines), *_timing(record.get("timing", ()))],
         "python -m benchmarks.product.backbone",
         "other seeds; a GPU; patch tokens.",
     )  # fmt: skip
+
+
+def _timing(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return []
+    times: dict[float, list[Row]] = {}
+    for row in rows:
+        times.setdefault(row["rate"], []).append(row)
+    lines = [
+        [f"{rate:g}", *("{:.2f} ({:.2f} to {:.2f})".format(row["ratio"], *row["interval"]) for row in of_rate),
+         "{} of {}".format(*of_rate[0]["fused"])]
+        for rate, of_rate in times.items()
+    ]  # fmt: skip
+    dense = "; ".join(f"{row['base_ms']:.1f} ms at batch {row['batch']}" for row in next(iter(times.values())))
+    return [
+        f"Forge's models of no steps, alternately with the base ({dense}): share of its time, 95 % interval, ONNX "
+        f"Runtime, fp32, one thread of {rows[0]['cpu']}; attentions that TensorRT-RTX fuses for SM 8.6 (a proxy for "
+        "Orin):\n",
+        table(["MACs gone", *(f"batch {batch}" for batch in BATCHES), "fused"], lines),
+    ]
 
 
 def main() -> None:
@@ -133,10 +185,14 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--steps", type=int, nargs="+", default=list(STEPS))
+    parser.add_argument("--timing", action="store_true", help="time the models that the cache has, and do no other row")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cache", type=Path, default=CACHE)
     options = parser.parse_args()
     record = real.load(FILE)
+    if options.timing:
+        real.store(FILE, {**record, "timing": timed_rows(sorted(options.rates), options.cache)})
+        return
     if "base" not in record:
         record["base"] = judged(real.TIMM_NAME, options.cache, options.device, **_base(real.SIZE, options.cache))
         real.store(FILE, record)
