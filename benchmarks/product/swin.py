@@ -117,11 +117,11 @@ def section() -> str:
         f"A small Swin on the 24 rendered classes (two stages, shifted windows of 4 x 4 tokens; "
         f"{100 * rows[0]['base_top1']:.1f} % top-1 on all classes: it was trained for {RECIPE.epochs} passes), by MACs "
         "gone; from 0.8 on forge narrows the stages, too. Top-1 in % on sub-tasks, mean and range where there are "
-        "several; "
+        "several (54 rows are three sub-tasks with three seeds); "
         f"the base restricted to a sub-task: {', '.join(bases)}.",
         [table(["", *(f"{rate:g}" for rate in RATES), "rows"], lines)],
         "python -m benchmarks.product.swin",
-        f"cells without a number, which were not run; seeds beside {rows[0]['seed']}; a Swin on photographs. "
+        "cells without a number, which were not run; more than one seed of what was trained; a Swin on photographs. "
         + commits_text(rows),
     )
 
