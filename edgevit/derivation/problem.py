@@ -88,10 +88,10 @@ class Problem:
     def calibration(self, count: int) -> Split:
         """Choose at most `count` images for what needs no labels: of the training part, and then unlabelled ones.
 
-        Where features or a map are imitated, which no label limits, and there are fewer, they are varied, too.
+        Where features or a map are imitated, which no label limits, two varied copies stand for each that is missing.
         """
         images = self.task.calibration(count)
-        return images.with_variants(count) if self._varies else images
+        return images.with_variants(2 * count - len(images)) if self._varies else images
 
     def gradient_images(self, count: int) -> Split:
         """Choose at most `count` training images for sensitivities, of all and of varied ones where these are few."""

@@ -64,11 +64,12 @@ def test_too_few_images_are_varied_where_features_or_a_map_are_imitated(
     if output is not None:
         problem = replace(problem, network=Network(problem.network.module, problem.network.family, output))
     assert problem.calibration(20).seeds is None, "there are enough"
-    taken = {"calibration": (problem.calibration, 70, 20), "gradients": (problem.gradient_images, 30, 20)}
-    taken["judging"] = problem.judging_images, 25, 10
-    for name, (take, most, whole) in taken.items():
-        images = take(most)
-        assert len(images) == (most if varies else whole), name
+    taken = {
+        "calibration": (problem.calibration(40), 60, 20), "gradients": (problem.gradient_images(30), 30, 20),
+        "judging": (problem.judging_images(25), 25, 10),
+    }  # fmt: skip
+    for name, (images, count, whole) in taken.items():
+        assert len(images) == (count if varies else whole), name
         assert any(images.name(i)[1] is not None for i in range(len(images))) == varies, name
 
 
