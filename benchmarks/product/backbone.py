@@ -148,15 +148,16 @@ def section() -> str:
     trained = next(iter(record["rows"].values()))["train_images"]
     return screen(
         "What is a smaller backbone worth?",
-        f"DINOv2 ViT-S/14 at 112 px, derived from {trained} drawings without labels, of other subjects than those it "
-        "is judged on; all tokens stay. Points of top-1 below the base's features on two tasks, in brackets the "
-        f"standard error over folds: twelve kinds of drawings (the base has {whole['drawings']}), and ten kinds of "
-        f"clothes, photographs (the base has {whole['clothes']}). Cosine to the base's features and share of their ten "
-        "nearest images that stay are on held-out drawings of the other subjects.",
+        f"DINOv2 ViT-S/14 at 112 px, derived from {trained} drawings without labels and varied copies of them, of "
+        "other subjects than those it is judged on; all tokens stay. Points of top-1 below the base's features on two "
+        "tasks, in brackets the standard error over folds: twelve kinds of drawings (the base has "
+        f"{whole['drawings']}), and ten kinds of clothes, photographs (the base has {whole['clothes']}). Cosine to the "
+        "base's features and share of their ten nearest images that stay are on held-out drawings of the other "
+        "subjects.",
         [table(["MACs gone", "method", *(f"{task}, {name}" for task in FOLDS for name in ("k-NN", "linear")),
                 "cosine", "nearest kept"], lines), *_timing(record.get("timing", ()))],
         "python -m benchmarks.product.backbone",
-        "other seeds; a GPU; patch tokens.",
+        "other seeds; a GPU; patch tokens; SnapViT.",
     )  # fmt: skip
 
 

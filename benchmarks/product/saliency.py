@@ -163,8 +163,9 @@ def section() -> str:
         f"({first['base_macs'] / 1e9:.2f} G MACs), closed form, nothing trained; MACs gone are of backbone and "
         f"decoder, from which `{BOTH}` takes {REST_RATE:g} of its own. Where forge narrows the embedding, the last "
         f"block gives the decoder all 384 channels back. Calibrated on {first['train_images']} drawings of other "
-        f"subjects without labels; mean absolute error and IoU at 0.5 are against the whole network's maps of "
-        f"{first['images']} drawings of twelve kinds, {first['foreground']:.0%} of whose pixels are foreground.",
+        "subjects without labels and varied copies of them; mean absolute error and IoU at 0.5 are against the whole "
+        f"network's maps of {first['images']} drawings of twelve kinds, {first['foreground']:.0%} of whose pixels are "
+        "foreground.",
         [table(["MACs gone", "method", "channels", "mean absolute error", "IoU"], lines)],
         "python -m benchmarks.product.saliency",
         "224 px; distillation; target maps, which these pictures do not have.",

@@ -24,8 +24,10 @@ from edgevit.derivation.problem import Problem
 from edgevit.derivation.realise import leave_tokens, realise
 from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network
+from edgevit.network.output import Features, Levels, Output
 
-# A plan with fewer tokens must lose less than this share of the first plan's loss: timm cannot express its model.
+# Some plans must lose less than this share of another's loss: those with fewer tokens, as timm cannot express their
+# models, and those that put out features of a narrower embedding.
 CLEARLY = 0.9
 _SEARCHED_TOKENS = 6400  # number of tokens for which a search solves its plans
 JUDGED_TOKENS = 50_000  # number of validation tokens by which a search judges its plans: 250 images of a DeiT
@@ -154,7 +156,7 @@ def _judged(problem: Problem, of_plans: Mapping[str, Network], images: Split | N
     (best_name, best), *alternatives = ((name, judged(network)) for name, network in of_plans.items())
     tried = dict[str, Tried]()
     for name, candidate in alternatives:
-        share = CLEARLY if name == "cut_tokens" else 1.0
+        share = CLEARLY if name == "cut_tokens" else _share(problem.network.output, best.network, candidate.network)
         if _better(best, candidate, name, tried, share) is candidate:
             best_name, best = name, candidate
     if images is not None:
@@ -164,6 +166,17 @@ def _judged(problem: Problem, of_plans: Mapping[str, Network], images: Split | N
         loss = refit_head(fitted, train, judge, problem.passes)
         best = _better(best, _Candidate(fitted, loss), "refit_head", tried)
     return Solved(best.network, best_name, tried)
+
+
+def _share(output: Output, best: Network, other: Network) -> float:
+    """The share of the best network's loss that another must be below.
+
+    Features of a narrower embedding have fewer directions, which a linear probe misses: it must be clearly nearer.
+    """
+    wider = other.geometry.embed - best.geometry.embed
+    if not wider or not isinstance(output, Features) or isinstance(output, Levels):
+        return 1.0
+    return 1 / CLEARLY if wider > 0 else CLEARLY
 
 
 def _better(
