@@ -28,7 +28,7 @@ from benchmarks.product import real
 RATES = (0.5, 0.3, 0.7, 0.8)
 METHODS = ("forge", "snapvit")  # those that read no labels
 STEPS = (0, 200)  # of distillation, of forge alone
-RECIPE: dict[str, Any] = {"batch_size": 32, "augment": "flip", "precision": "bf16"}
+RECIPE: dict[str, Any] = {"batch_size": 32, "augment": "views", "precision": "bf16"}
 PROBES = ("knn", "linear")
 BATCHES = (1, 8)  # of the timing
 FOLDS = {"drawings": real.FOLDS, "clothes": 2}  # of each task

@@ -61,8 +61,8 @@ GroupBy = Annotated[
 ]
 
 _SYNSET = re.compile(r"n\d{8}")  # ImageNet's names of classes, of which timm has the list
-Augment = Literal["none", "crop", "flip", "deit"]
-AUGMENTS: tuple[Augment, ...] = ("none", "crop", "flip", "deit")
+Augment = Literal["none", "crop", "flip", "views", "deit"]
+AUGMENTS: tuple[Augment, ...] = ("none", "crop", "flip", "views", "deit")
 
 
 def check_data(

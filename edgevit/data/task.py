@@ -64,10 +64,12 @@ def training_transform(preprocessing: Mapping[str, Any], augment: Augment) -> An
     """Create timm's training transform: a random crop of 70 to 100 % of the area, with "flip" also mirrored at random.
 
     There is no flip by default: it changes the class of a digit, an arrow or a traffic sign. "deit" is RandAugment
-    after a mirrored crop of 8 to 100 %, as DeiT trains. Texts are not augmented.
+    after a mirrored crop of 8 to 100 %, as DeiT trains, and "views" is `varying_transform`. Texts are not augmented.
     """
     if augment == "none" or reads_texts(preprocessing):
         return evaluation_transform(preprocessing)
+    if augment == "views":
+        return varying_transform(preprocessing)
     settings = {k: preprocessing[k] for k in ("input_size", "interpolation", "mean", "std")}
     if augment == "deit":
         return create_transform(**settings, is_training=True, color_jitter=None, auto_augment=_RANDAUGMENT)

@@ -460,6 +460,8 @@ class Deriving(Request):
             f"--teacher-weight {weight}": weight not in (None, 1) and not boxes,
         }
         refuse_classes(self.output, of_classes)
+        if boxes and self.training.augment == "views":
+            raise OptionError("--augment views would crop objects away; a detector learns from crop, flip or none")
 
     @property
     def puts_out_classes(self) -> bool:

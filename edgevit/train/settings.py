@@ -88,8 +88,8 @@ class Training:
     augment: Annotated[
         Augment,
         Option(
-            "Augmentation of training images: none, crop, flip (crop and mirror), or deit (RandAugment, mixup, CutMix, "
-            "label smoothing and stochastic depth).",
+            "Augmentation of training images: none, crop, flip (crop and mirror), views (small crops in other colours, "
+            "for features and maps), or deit (RandAugment, mixup, CutMix, label smoothing and stochastic depth).",
             TRAINING,
         ),
     ] = "crop"

@@ -112,7 +112,7 @@ def test_preprocessing_is_timms_own(tmp_path: Path, image_folder: Make) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")  # on a machine of one core
-@pytest.mark.parametrize("augment", ["crop", "flip", "deit"])
+@pytest.mark.parametrize("augment", ["crop", "flip", "views", "deit"])
 def test_augmentation_depends_on_the_seed_and_nothing_else(augment: Any) -> None:
     task = task_of("digits", "3,5")
     order = [[(0, 1), (1, 2)], [(0, 3), (0, 1), (5, 1)]]

@@ -280,6 +280,8 @@ def test_what_a_detector_cannot_learn_from_is_refused(file: Path, data: Path, tm
         OptionError, match=r"learns from the objects in the images, and .*images has no instances\.json; give annotated"
     ):
         derive(f"{file}:build", data / "images", tmp_path / "model", training=alone)
+    with pytest.raises(OptionError, match="--augment views would crop objects away; a detector learns from crop"):
+        derive(f"{file}:build", data, tmp_path / "model", training=Training(device="cpu", steps=2, augment="views"))
     with pytest.raises(OptionError, match="takes no unlabelled images; leave --unlabelled out"):
         derive(f"{file}:build", data, tmp_path / "model", training=alone, unlabelled=data / "images")
     shutil.copytree(data, few)
