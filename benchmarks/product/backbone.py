@@ -16,6 +16,7 @@ import argparse
 import shutil
 import statistics
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from math import sqrt
 from pathlib import Path
@@ -137,7 +138,7 @@ def section() -> str:
             for task in FOLDS
             for probe in PROBES
         )
-        method = f"{row['method']}, {row['steps']} steps" if row["steps"] else row["method"]
+        method = f"{row['method']}, {row['steps']} steps of views" if row["steps"] else row["method"]
         neighbours = f"{row['same_neighbours']:.1%}"
         lines.append([f"{row['rate']:g}", method, *cells, f"{row['cosine']:.3f}", neighbours])
     whole = {}
@@ -172,11 +173,14 @@ def _timing(rows: Sequence[Row]) -> list[str]:
          "{} of {}".format(*of_rate[0]["fused"])]
         for rate, of_rate in times.items()
     ]  # fmt: skip
-    dense = "; ".join(f"{row['base_ms']:.1f} ms at batch {row['batch']}" for row in next(iter(times.values())))
-    return [
+    dense = " and ".join(f"{row['base_ms']:.0f} ms at batch {row['batch']}" for row in next(iter(times.values())))
+    text = (
         f"Forge's models of no steps, alternately with the base ({dense}): share of its time, 95 % interval, ONNX "
         f"Runtime, fp32, one thread of {rows[0]['cpu']}; attentions that TensorRT-RTX fuses for SM 8.6 (a proxy for "
-        "Orin):\n",
+        "Orin):"
+    )
+    return [
+        f"{textwrap.fill(text, 118)}\n",
         table(["MACs gone", *(f"batch {batch}" for batch in BATCHES), "fused"], lines),
     ]
 

@@ -29,5 +29,5 @@ def test_a_record_becomes_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     shown = " ".join(backbone.section().split())
     assert "65.0 % with k-NN and 75.0 % with a linear probe of 400 test images" in shown and "199 drawings" in shown
     lines = ["| 0.5 | forge | 2.5 (5.0) | 7.5 (5.0) | 0.0 (0.0) | 0.0 (0.0) | 0.970 | 61.0% |"]
-    lines.append("| 0.5 | forge, 200 steps | 0.0 (0.0) | 0.0 (0.0) | 0.0 (0.0) | 0.0 (0.0) | 0.970 | 61.0% |")
+    lines.append("| 0.5 | forge, 200 steps of views | 0.0 (0.0) | 0.0 (0.0) | 0.0 (0.0) | 0.0 (0.0) | 0.970 | 61.0% |")
     assert " ".join(lines) in shown
