@@ -403,9 +403,8 @@ def section() -> str:
         "`trained`: the base was trained on "
         f"the classes for {BASE_TRAINING['steps']} steps of {BASE_TRAINING['batch_size']} images "
         "(`edgevit base --steps`) before it was cut; points are below that. "
-        "`unlabelled`: about 280 drawings of other subjects calibrate and teach, too. "
-        "`drawings with copies`: an earlier set, in which about 5 of 120 test images of a fold were training images, "
-        "too; forge's rules were chosen by looking at two of its folds.",
+        "`unlabelled`: about 280 drawings of other subjects calibrate and teach, too. forge's rules were chosen by "
+        "looking at two folds of an earlier set of these drawings.",
         [
             table(["images", "method", "base, %", *(f"{rate:g}" for rate in rates)], lines),
             "fp16 in CUDA graphs, in turns, at 224 px; models are named by MACs gone and by the images they were "
