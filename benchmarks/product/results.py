@@ -37,10 +37,10 @@ HEAD = """# Results
 
 What edgevit is worth to its user: one screen for each question. Every number is made from a record in
 `benchmarks/records/` by `python -m benchmarks.product.results`; `make benchmark` measures what is missing. The bases
-are small and were trained by the project, but for one question on real weights; there is no ImageNet result, and
-nothing here ran on a Jetson. Machines were shared: ratios measured side by side mean more than seconds. Rows name the
-commits that made them: except on real weights, forge's are of the closed form before 6ee354e, which fitted every step
-to all images. The tables of the papers are in [benchmarks/papers](../papers/README.md).
+are small and were trained by the project, but for DINOv2's real weights; there is no ImageNet result, and nothing here
+ran on a Jetson. Machines were shared: ratios measured side by side mean more than seconds. Rows name the commits that
+made them: but for DINOv2 and Swin, forge's are of the closed form before 6ee354e, which fitted every step to all
+images. The tables of the papers are in [benchmarks/papers](../papers/README.md).
 """
 SCRIPTS = (
     accuracy, real, backbone, saliency, swin, detection, int8, rivals, transfer, shapes, axes, cost_tables, budgets,
