@@ -37,14 +37,6 @@ FILE = RECORDS / "backbone.json"
 Judged = dict[str, list[dict[str, float]]]  # by task, fold by fold: the share of right answers of each probe
 
 
-def _base(size: int, cache: Path) -> dict[str, Any]:
-    return {
-        "checkpoint": real.ensure_weights(size, cache),
-        "model_args": {"img_size": size},
-        "preprocessing": {"crop_pct": 1.0},
-    }
-
-
 def judged(model: str | Path, cache: Path, device: str, **options: Any) -> Judged:
     """The shares of right answers of each probe, by task, fold by fold."""
     from edgevit.exporting.evaluate import evaluate_files
@@ -73,7 +65,7 @@ def derived_row(method: str, rate: float, steps: int, device: str, cache: Path) 
             real.TIMM_NAME, data=real.ensure_pictures(cache) / "unlabelled", output="features", rate=rate, out=folder,
             method=method, options={"cut_tokens": "never"} if method == "forge" else {}, cache=cache / "derivations",
             training=Training(steps=steps, seed=real.SEED, device=device, **(RECIPE if steps else {})),
-            **_base(real.SIZE, cache),
+            **real.opening(real.SIZE, cache),
         )  # fmt: skip
     record = ModelFolder(folder).derivation()
     assert record is not None and record.similarity is not None and record.data is not None
@@ -100,7 +92,7 @@ def timed_rows(rates: Sequence[float], cache: Path) -> list[Row]:
     conditions = edgevit.Conditions(batches=BATCHES, threads=1, samples=20, duration_s=0.5)
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch) / "base"
-        edgevit.base(real.TIMM_NAME, output="features", out=base, **_base(real.SIZE, cache))
+        edgevit.base(real.TIMM_NAME, output="features", out=base, **real.opening(real.SIZE, cache))
         edgevit.export(base)
         for rate in rates:
             folder = Path(scratch) / f"{rate:g}"
@@ -170,7 +162,7 @@ def _timing(rows: Sequence[Row]) -> list[str]:
         times.setdefault(row["rate"], []).append(row)
     lines = [
         [f"{rate:g}", *("{:.2f} ({:.2f} to {:.2f})".format(row["ratio"], *row["interval"]) for row in of_rate),
-         "{} of {}".format(*of_rate[0]["fused"])]
+         "{} of {}".format(*of_rate[0]["fused"]) if of_rate[0]["fused"] else ""]
         for rate, of_rate in times.items()
     ]  # fmt: skip
     dense = " and ".join(f"{row['base_ms']:.0f} ms at batch {row['batch']}" for row in next(iter(times.values())))
@@ -199,7 +191,7 @@ def main() -> None:
         real.store(FILE, {**record, "timing": timed_rows(sorted(options.rates), options.cache)})
         return
     if "base" not in record:
-        record["base"] = judged(real.TIMM_NAME, options.cache, options.device, **_base(real.SIZE, options.cache))
+        record["base"] = judged(real.TIMM_NAME, options.cache, options.device, **real.opening(real.SIZE, options.cache))
         real.store(FILE, record)
     for rate in options.rates:
         for method in options.methods:

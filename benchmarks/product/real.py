@@ -283,13 +283,13 @@ def derived_row(settings: Row, device: str, cache: Path) -> Row:
     task, fold = settings["task"], settings["fold"]
     training: dict[str, Any] = {"steps": steps, "seed": settings["seed"], "device": device, "batch_size": BATCH}
     with tempfile.TemporaryDirectory() as scratch:
-        base, opening = (
+        base, opened = (
             (_trained_base(task, fold, device, cache), {}) if settings["variant"].startswith("trained")
-            else (TIMM_NAME, _opening(size, cache))
+            else (TIMM_NAME, opening(size, cache))
         )  # fmt: skip
         derivation = derive(
             base,
-            **opening,
+            **opened,
             data=ensure_fold(fold, cache, task),
             rate=settings["rate"],
             out=Path(scratch) / "model",
@@ -311,7 +311,7 @@ def derived_row(settings: Row, device: str, cache: Path) -> Row:
     }
 
 
-def _opening(size: int, cache: Path) -> dict[str, Any]:
+def opening(size: int, cache: Path) -> dict[str, Any]:
     """The arguments of edgevit's functions by which the base without a head is opened."""
     return {
         "checkpoint": ensure_weights(size, cache), "model_args": {"img_size": size}, "preprocessing": {"crop_pct": 1.0},
@@ -327,7 +327,7 @@ def _trained_base(task: str, fold: int, device: str, cache: Path) -> Path:
     if not folder.is_dir():
         edgevit.base(
             TIMM_NAME,
-            **_opening(SIZE, cache),
+            **opening(SIZE, cache),
             data=ensure_fold(fold, cache, task),
             training=Training(**BASE_TRAINING, seed=SEED, device=device),
             out=folder,

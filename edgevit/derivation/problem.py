@@ -22,7 +22,6 @@ from edgevit.network.accuracy import Accuracy
 from edgevit.network.copies import bare_copy
 from edgevit.network.model import tensors_sha256
 from edgevit.network.network import Network
-from edgevit.network.output import Features, Levels, Map
 from edgevit.progress import Progress
 from edgevit.train.compute import Compute
 from edgevit.train.constraint import Constraint
@@ -105,8 +104,7 @@ class Problem:
 
     @property
     def _varies(self) -> bool:
-        output = self.network.output
-        return isinstance(output, Features | Map) and not isinstance(output, Levels)
+        return self.network.output.kind not in ("logits", "boxes")
 
 
 @dataclass(frozen=True)

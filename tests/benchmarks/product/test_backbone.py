@@ -25,9 +25,17 @@ def test_a_record_becomes_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     row["tasks"] = {"drawings": MODEL, "clothes": BASE}
     trained = {**row, "steps": 200, "tasks": {"drawings": BASE, "clothes": BASE}}
     record = {"schema": 2, "base": dict.fromkeys(("drawings", "clothes"), BASE), "rows": {"a": trained, "b": row}}
+    timed = {"rate": 0.5, "ratio": 0.52, "interval": [0.49, 0.61], "base_ms": 38.1, "cpu": "Xeon", "fused": [12, 12]}
+    record["timing"] = [
+        {**timed, "batch": 1},
+        {**timed, "batch": 8, "base_ms": 226.0},
+        {**timed, "rate": 0.7, "fused": None},
+    ]
     (tmp_path / "backbone.json").write_text(json.dumps(record))
     shown = " ".join(backbone.section().split())
     assert "65.0 % with k-NN and 75.0 % with a linear probe of 400 test images" in shown and "199 drawings" in shown
     lines = ["| 0.5 | forge | 2.5 (5.0) | 7.5 (5.0) | 0.0 (0.0) | 0.0 (0.0) | 0.970 | 61.0% |"]
     lines.append("| 0.5 | forge, 200 steps of views | 0.0 (0.0) | 0.0 (0.0) | 0.0 (0.0) | 0.0 (0.0) | 0.970 | 61.0% |")
     assert " ".join(lines) in shown
+    assert "alternately with the base (38 ms at batch 1 and 226 ms at batch 8)" in shown
+    assert "| 0.5 | 0.52 (0.49 to 0.61) | 0.52 (0.49 to 0.61) | 12 of 12 |" in shown

@@ -24,7 +24,7 @@ from edgevit.derivation.problem import Problem
 from edgevit.derivation.realise import leave_tokens, realise
 from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network
-from edgevit.network.output import Features, Levels, Output
+from edgevit.network.output import Output
 
 # Some plans must lose less than this share of another's loss: those with fewer tokens, as timm cannot express their
 # models, and those that put out features of a narrower embedding.
@@ -174,7 +174,7 @@ def _share(output: Output, best: Network, other: Network) -> float:
     Features of a narrower embedding have fewer directions, which a linear probe misses: it must be clearly nearer.
     """
     wider = other.geometry.embed - best.geometry.embed
-    if not wider or not isinstance(output, Features) or isinstance(output, Levels):
+    if not wider or output.kind != "features":
         return 1.0
     return 1 / CLEARLY if wider > 0 else CLEARLY
 
