@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -22,6 +22,7 @@ from edgevit.network.accuracy import Accuracy
 from edgevit.network.copies import bare_copy
 from edgevit.network.model import tensors_sha256
 from edgevit.network.network import Network
+from edgevit.network.output import may_be_varied
 from edgevit.progress import Progress
 from edgevit.train.compute import Compute
 from edgevit.train.constraint import Constraint
@@ -97,14 +98,15 @@ class Problem:
         images = self.task.train
         return (images.with_variants(_ENOUGH) if self._varies else images).subset(count)
 
-    def judging_images(self, count: int) -> Split:
+    def judging_images(self, count: int | None = None) -> Split:
         """Choose at most `count` validation images, to which nothing is fitted; they are varied where they are few."""
         images = self.task.validation
+        count = max(len(images), _JUDGES) if count is None else count
         return (images.with_variants(min(count, _JUDGES)) if self._varies else images).subset(count)
 
     @property
     def _varies(self) -> bool:
-        return self.network.output.kind not in ("logits", "boxes")
+        return may_be_varied(self.network.output)
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ def train_for(
     with problem.stopwatch.stage("training"):
         return train(
             network,
-            problem.task,
+            replace(problem.task, validation=problem.judging_images()),
             problem.training,
             problem.passes,
             problem.history,

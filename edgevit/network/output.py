@@ -48,6 +48,11 @@ class Output(Protocol):
         """The targets with which the outputs [B, ...] themselves have score 1: the score of others is agreement."""
 
 
+def may_be_varied(output: Output) -> bool:
+    """Whether images may be cropped far and coloured: no class or object limits what the base may be asked."""
+    return output.kind not in ("logits", "boxes")
+
+
 @dataclass(frozen=True)
 class Logits:
     """Logits [B, outputs], of which those of the target classes count; the divergence is that of their softmax.

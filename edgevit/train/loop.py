@@ -126,7 +126,7 @@ class _Run:
         rank, world = accelerator.process_index, accelerator.num_processes
         order = sample_order(len(train), training, first, self.steps, rank, world, len(self.unlabelled or ()))
         objects = self.validation.objects
-        return train.training_batches(order, training.augment, self.compute.workers, self.unlabelled, objects)
+        return train.training_batches(order, training.augment or "crop", self.compute.workers, self.unlabelled, objects)
 
     def step(self, batches: Iterator[tuple[Tensor, Any]], step: int, lr: float | None = None) -> dict[str, float]:
         """Do one step of the optimiser; return the losses and the figures of the constraint.
@@ -137,7 +137,7 @@ class _Run:
         accelerator = self.compute.accelerator
         lr = learning_rate(self.training, step, self.highest_lr) if lr is None else lr
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("share", 1.0)
         means: dict[str, float] = {}
         figures: dict[str, float] = {}
         for accumulated in range(self.training.grad_accum):

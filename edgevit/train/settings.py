@@ -86,13 +86,14 @@ class Training:
     workers: Workers = None
     seed: Annotated[int, Option("Seed of all random choices, including the split of the images.", COMPUTING)] = 42
     augment: Annotated[
-        Augment,
+        Augment | None,
         Option(
             "Augmentation of training images: none, crop, flip (crop and mirror), views (small crops in other colours, "
-            "for features and maps), or deit (RandAugment, mixup, CutMix, label smoothing and stochastic depth).",
+            "for features and maps), or deit (RandAugment, mixup, CutMix, label smoothing and stochastic depth).  "
+            "[default: views for features and maps, else crop]",
             TRAINING,
         ),
-    ] = "crop"
+    ] = None
     evaluations: Annotated[int, Option("Number of validation passes during training.", TRAINING)] = 10
     # For methods that prune during training (`Meeting`): when the accuracies of trained and pruned network are equal.
     early_stop: Annotated[
@@ -138,7 +139,7 @@ class Training:
                 check_number(f"--{name.replace('_', '-')}", value, interval, hint)
         for kind, value, allowed in (
             ("precision", self.precision, _PRECISIONS),
-            ("augmentation", self.augment, AUGMENTS),
+            ("augmentation", self.augment, (None, *AUGMENTS)),
             ("schedule", self.schedule, _SCHEDULES),
             ("teacher", self.teacher, (None, *_TEACHERS)),
         ):
@@ -158,7 +159,12 @@ def usual_steps(images: int, batch_size: int) -> int:
 
 
 def fill(
-    training: Training, *, gentle: bool, imitates_base: bool = False, teacher_weight: float = TEACHER_WEIGHT
+    training: Training,
+    *,
+    gentle: bool,
+    imitates_base: bool = False,
+    teacher_weight: float = TEACHER_WEIGHT,
+    augment: Augment = "crop",
 ) -> Training:
     """Replace each None by the method's default.
 
@@ -168,6 +174,7 @@ def fill(
         gentle: training starts from weights that are nearly right; else the defaults are those published for Vulcan.
         imitates_base: the default teacher is the restricted base, final tokens included; else there is no teacher.
         teacher_weight: the default share of a teacher in the loss.
+        augment: the default augmentation.
     """
     warmup, by_loss, tokens = training.warmup_steps, training.lr_by_loss, training.token_weight
     if warmup is None:
@@ -179,4 +186,5 @@ def fill(
         teacher=training.teacher or ("restricted" if imitates_base else "none"),
         teacher_weight=teacher_weight if training.teacher_weight is None else training.teacher_weight,
         token_weight=float(imitates_base) if tokens is None else tokens,
+        augment=training.augment or augment,
     )

@@ -13,7 +13,7 @@ from teaching import Bench
 
 from edgevit.errors import Interrupted, UnfinishedError
 from edgevit.train import loop
-from edgevit.train.optimizer import RATE_OF_LOSS, highest_rate, learning_rate, make_optimizer
+from edgevit.train.optimizer import RATE_OF_LOSS, TYPICAL_RMS, highest_rate, learning_rate, make_optimizer
 from edgevit.train.settings import Training
 
 VARIANTS = {
@@ -51,6 +51,22 @@ def test_the_rate_of_a_step_is_that_of_every_weight(bench: Bench) -> None:
     # Adam's first step is the learning rate, whatever the gradient.
     assert moved["head.weight"] == pytest.approx(1e-3, rel=0.02)
     assert moved["blocks.0.mlp.fc1.weight"] == pytest.approx(1e-3, rel=0.02)
+
+
+def test_a_gentle_step_moves_small_weights_by_a_share_of_the_rate(bench: Bench) -> None:
+    network = bench.spoilt()
+    small = network.module.blocks[0].mlp.fc2
+    with torch.no_grad():
+        small.weight.mul_(0.2 * TYPICAL_RMS / small.weight.square().mean().sqrt())
+        network.module.blocks[1].mlp.fc2.weight.zero_()
+    before = {name: p.detach().clone() for name, p in network.module.named_parameters()}
+    settings = {"weight_decay": 0.0, "warmup_steps": 0, "lr_by_loss": True, "teacher": "restricted"}
+    history = bench.train(network, 1, keep="best", distillation=bench.teacher(), training=settings)
+    moved = {name: float((p - before[name]).abs().max().detach()) for name, p in network.module.named_parameters()}
+    rate = history.lines[1]["lr"]
+    shares = {"blocks.0.mlp.fc2.weight": 0.2, "blocks.0.mlp.fc2.bias": 0.2, "blocks.0.mlp.fc1.bias": 1.0}
+    for name, share in {**shares, "blocks.1.mlp.fc2.weight": 1.0, "norm.weight": 1.0}.items():
+        assert moved[name] == pytest.approx(share * rate, rel=0.02), name
 
 
 def test_a_state_of_a_training_that_decayed_everything_is_refused_in_one_line(

@@ -15,14 +15,16 @@ from edgevit.train.settings import Training, fill
 def test_a_method_that_is_gentle_warms_up_and_the_others_train_as_published():
     published = fill(Training(steps=200), gentle=False)
     filled = {"warmup_steps": 0, "lr_by_loss": False, "teacher": "none", "teacher_weight": 0.9, "token_weight": 0.0}
-    assert published == Training(steps=200, **filled)
-    assert fill(Training(), gentle=True, teacher_weight=1.0).teacher_weight == 1.0
+    assert published == Training(steps=200, augment="crop", **filled)
+    of_features = fill(Training(), gentle=True, teacher_weight=1.0, augment="views")
+    assert (of_features.teacher_weight, of_features.augment) == (1.0, "views")
     gentle = fill(Training(steps=200), gentle=True)
     assert (gentle.warmup_steps, gentle.lr_by_loss) == (20, True)
     asked = Training(
-        steps=200, warmup_steps=3, lr_by_loss=False, teacher="finetuned", teacher_weight=0.4, token_weight=0.5
-    )
-    assert fill(asked, gentle=True, imitates_base=True) == asked, "what the user says holds"
+        steps=200, warmup_steps=3, lr_by_loss=False, augment="flip", teacher="finetuned", teacher_weight=0.4,
+        token_weight=0.5,
+    )  # fmt: skip
+    assert fill(asked, gentle=True, imitates_base=True, augment="views") == asked, "what the user says holds"
 
 
 def test_a_method_that_imitates_its_base_has_it_as_its_teacher_where_there_is_training() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from edgevit.data.no_images import without_images
+from edgevit.data.request import Augment
 from edgevit.data.task import Task, without
 from edgevit.derivation.allocate.budget import Budget, make_budget
 from edgevit.derivation.allocate.cost_table import load_cost_table
@@ -42,6 +43,7 @@ from edgevit.network.copies import bare_copy
 from edgevit.network.model import Headless, Model, derived_spec
 from edgevit.network.network import Network
 from edgevit.network.opening import open_network
+from edgevit.network.output import may_be_varied
 from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import DerivationRecord, Facts
 from edgevit.records.model_folder import ModelFolder
@@ -155,7 +157,8 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
     base_training = fill(replace(training, steps=base_steps, teacher="none"), gentle=True)
     share = TEACHER_WEIGHT if request.puts_out_classes else 1.0  # there are no labels, or none that need be read
     imitates_base = method.imitates_base or not (request.puts_out_classes or request.output == "boxes")
-    training = fill(training, gentle=method.gentle, imitates_base=imitates_base, teacher_weight=share)
+    augment: Augment = "views" if may_be_varied(opened.network.output) else "crop"
+    training = fill(training, gentle=method.gentle, imitates_base=imitates_base, teacher_weight=share, augment=augment)
     if request.output == "boxes" and _reads_objects(request, method, config, training):
         objects = learnt_objects(opened.network, opened.task)
         opened = replace(opened, task=replace(opened.task, objects=objects))

@@ -135,7 +135,7 @@ def test_distillation_brings_the_map_nearer(
     made = derive(f"{file}:build", frames, tmp_path / "model", output="map", training=training, **options)
     lines = [json.loads(line) for line in (made.folder / "history.jsonl").read_text().splitlines()]
     losses = [line["loss_validation"] for line in lines if "loss_validation" in line]
-    assert made.record.facts.kept_step > 0 and min(losses) < 0.9 * losses[0]
+    assert made.record.facts.kept_step > 0 and min(losses) < 0.95 * losses[0]
     assert made.model.spec.output == "values" and (made.model.spec.narrowed is None) == ("method" in options)
 
 

@@ -107,7 +107,7 @@ def purify(problem: Problem, steps: int, batch_size: int) -> list[Tensor]:
     training = replace(problem.training, batch_size=batch_size, grad_accum=1)
     accelerator = compute.accelerator
     order = sample_order(len(task.train), training, 0, steps, accelerator.process_index, accelerator.num_processes)
-    batches = task.train.training_batches(order, training.augment, compute.workers, objects=task.objects)
+    batches = task.train.training_batches(order, training.augment or "crop", compute.workers, objects=task.objects)
     state = _Masks(problem)
     every = max(steps // EVALUATIONS, 1)
     best = _Best(-1.0, [])
