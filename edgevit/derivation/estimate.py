@@ -52,12 +52,17 @@ def estimate(problem: Problem, config: Any, *, finetune_base: bool, rest: float 
     slim = 1 - problem.budget.rate
     learns_from_it = training.has_teacher and training.teacher == "finetuned"
     trains_base = (finetune_base or learns_from_it) and not has_finetuned_base(problem)
-    looks = min(training.evaluations, training.steps or 0) * len(task.validation)
+    looks = min(training.evaluations, training.steps or 0) * len(problem.judging_images())
     learning = trained * (read + forward * (3 * slim + training.has_teacher)) + looks * (read + forward * slim)
     # Of the methods' own options: images that moments are taken from and solved for, those that gradients are taken of,
     # and those whose loss is measured with each block changed; and purification's masks, which train the base.
-    names = ("calibration_images", "sensitivity_images", "measured_images")
-    solved, differentiated, measured = (getattr(config, name, 0) for name in names)
+    chosen = {
+        "calibration_images": problem.calibration, "sensitivity_images": problem.gradient_images,
+        "measured_images": problem.judging_images,
+    }  # fmt: skip
+    solved, differentiated, measured = (
+        len(choose(getattr(config, name))) if hasattr(config, name) else 0 for name, choose in chosen.items()
+    )
     masked = getattr(config, "purification_steps", 0) * getattr(config, "purification_batch", 0)
     measuring = solved * (read + 4 * forward) + differentiated * (read + 6 * forward) + measured * 2 * depth * forward
     measuring += masked * (read + 3 * forward)
