@@ -22,8 +22,10 @@ def test_a_record_becomes_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert saliency.section() == ""
     row = {
         "rate": 0.5, "base_macs": 1.8e9, "train_images": 203, "images": 235, "foreground": 0.33, "iou": 0.885,
-        "error": 0.0472, "method": "forge", "embed": 224, "macs": 0.9e9,
+        "error": 0.0472, "method": "forge", "embed": 224, "macs": 0.9e9, "steps": 0,
     }  # fmt: skip
-    (tmp_path / "saliency.json").write_text(json.dumps({"schema": 1, "parity": 5.7e-6, "rows": {"forge 0.5": row}}))
+    rows = {"forge 0.5 0": row, "forge 0.5 200": {**row, "steps": 200, "error": 0.04}}
+    (tmp_path / "saliency.json").write_text(json.dumps({"schema": 1, "parity": 5.7e-6, "rows": rows}))
     shown = " ".join(saliency.section().split())
-    assert "| 0.50 | forge | 224 | 0.0472 | 88.5% |" in shown and "at most 5.7e-06 at 224 px" in shown
+    assert "| 0.50 | forge, 200 steps | 224 | 0.0400 | 88.5% | | 0.50 | forge | 224 | 0.0472 | 88.5% |" in shown
+    assert "at most 5.7e-06 at 224 px" in shown
