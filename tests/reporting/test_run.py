@@ -129,6 +129,7 @@ def test_whatever_a_record_says_there_is_a_page_of_the_rest(seed: int, tmp_path:
         assert not re.search(r"[:\[ ,](NaN|-?Infinity)", re.sub(r'"(\\.|[^"\\])*"', '""', text))
 
 
+@pytest.mark.slow
 def test_a_network_without_a_classifier_is_shown_with_its_agreement_and_without_an_accuracy(tmp_path: Path) -> None:
     folder = write_headless(tmp_path / "headless")
     export(folder, data="digits", max_images=20)

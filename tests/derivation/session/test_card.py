@@ -51,7 +51,7 @@ def run(code, folder, monkeypatch, capsys):
     [
         ({"preprocessing": {**PREPROCESSING, "crop_pct": 0.9}}, {"3", "5", "8"}),
         ({"preprocessing": {**PREPROCESSING, "crop_mode": "border"}, "head": "full", "reject": 0.95}, {"other"}),
-        ({"preprocessing": {**PREPROCESSING, **SQUASHED}}, {"3", "5", "8"}),
+        pytest.param({"preprocessing": {**PREPROCESSING, **SQUASHED}}, {"3", "5", "8"}, marks=pytest.mark.slow),
         ({"model_args": {**ARGS, "img_size": [24, 40]}}, {"3", "5", "8"}),
     ],
     ids=["center", "full head, border, rejection", "squash", "oblong"],

@@ -209,6 +209,7 @@ def test_a_network_with_a_head_of_its_own_meets_a_budget_as_a_whole(
     assert made.record.map is not None or output == "boxes"
 
 
+@pytest.mark.slow
 def test_a_model_is_derived_measured_and_verified_through_onnx_runtime(
     asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

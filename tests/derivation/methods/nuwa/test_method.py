@@ -255,6 +255,7 @@ def test_a_narrower_embedding_reaches_what_blocks_alone_do_not(checkpoint: Path,
     assert 0.8 <= made.model.spec.rate < 0.82 and candidates[width]["slice_nats"] > 0
 
 
+@pytest.mark.slow
 def test_a_swin_of_few_directions_is_narrowed_in_all_of_its_stages(small_vit: Any, tmp_path: Path) -> None:
     """Its own widths lose several times as much; the embedding alone, to 48 channels, nothing."""
 
