@@ -48,7 +48,7 @@ def estimate(problem: Problem, config: Any, *, finetune_base: bool, rest: float 
     """
     read, forward = image_seconds(problem.network, problem.task.train, problem.compute)
     task, training, depth = problem.task, problem.training, len(problem.network.block_modules)
-    trained = (training.steps or 0) * training.batch_size
+    trained = (training.steps or 0) * training.batch
     slim = 1 - problem.budget.rate
     learns_from_it = training.has_teacher and training.teacher == "finetuned"
     trains_base = (finetune_base or learns_from_it) and not has_finetuned_base(problem)
@@ -66,7 +66,7 @@ def estimate(problem: Problem, config: Any, *, finetune_base: bool, rest: float 
     masked = getattr(config, "purification_steps", 0) * getattr(config, "purification_batch", 0)
     measuring = solved * (read + 4 * forward) + differentiated * (read + 6 * forward) + measured * 2 * depth * forward
     measuring += masked * (read + 3 * forward)
-    of_base = (problem.base_training.steps or 0) * problem.base_training.batch_size
+    of_base = (problem.base_training.steps or 0) * problem.base_training.batch
     whole = 2 * len(task.test) * (read + forward) + trains_base * of_base * (read + 3 * forward)
     processes = problem.compute.accelerator.num_processes
     return Estimate(whole / processes, measuring / processes, learning / processes, rest)

@@ -36,7 +36,7 @@ from edgevit.train.state import load_tensors, reading_state, save_tensors
 from edgevit.train.validation import Keep
 
 _FINETUNED = "finetuned"
-_ENOUGH, _JUDGES = 512, 128  # numbers of training and of validation images of which none needs to be varied
+ENOUGH_IMAGES, _JUDGES = 512, 128  # numbers of training and of validation images of which none needs to be varied
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Problem:
     def gradient_images(self, count: int) -> Split:
         """Choose at most `count` training images for sensitivities, of all and of varied ones where these are few."""
         images = self.task.train
-        return (images.with_variants(_ENOUGH) if self._varies else images).subset(count)
+        return (images.with_variants(ENOUGH_IMAGES) if self._varies else images).subset(count)
 
     def judging_images(self, count: int | None = None) -> Split:
         """Choose at most `count` validation images, to which nothing is fitted; they are varied where they are few."""

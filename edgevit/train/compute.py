@@ -83,13 +83,13 @@ def open_compute(training: Training) -> Compute:
     accum, on_cpu = training.grad_accum, device.type == "cpu"
     accelerator = Accelerator(mixed_precision=mixed, cpu=on_cpu, gradient_accumulation_steps=accum)
     parts = training.grad_accum * accelerator.num_processes
-    if training.batch_size % parts:
+    if training.batch % parts:
         raise OptionError(
-            f"batch size {training.batch_size} does not divide into {training.grad_accum} micro-batches on "
+            f"batch size {training.batch} does not divide into {training.grad_accum} micro-batches on "
             f"{accelerator.num_processes} processes; make it a multiple of {parts}"
         )
     sharing = accelerator.num_processes
-    return Compute(accelerator, workers_for(training.workers, device.type, training.batch_size, sharing=sharing))
+    return Compute(accelerator, workers_for(training.workers, device.type, training.batch, sharing=sharing))
 
 
 def close_compute() -> None:

@@ -65,7 +65,7 @@ class _Run:
         output = validation.network.output
         columns = output.columns if isinstance(output, Logits) else ()
         self.target = torch.as_tensor([*columns, _IGNORED], device=self.compute.device)
-        size = training.batch_size
+        size = training.batch
         labelled = 1 - unlabelled_share(len(self.task.train), len(unlabelled or ()), size) / size
         micro_batch = size // (training.grad_accum * self.compute.accelerator.num_processes)
         self.labelled = micro_batch * labelled  # images of a micro-batch, on average
@@ -295,7 +295,7 @@ def train(
             done = step + 1
             evaluated = run.look(done) if done % every == 0 or done == steps else {}
             if evaluated or done % log_every == 0:
-                speed = (done - first) * training.batch_size / (time.monotonic() - started)
+                speed = (done - first) * training.batch / (time.monotonic() - started)
                 _note(history, compute, stage=stage, step=done, **figures, **evaluated, images_per_s=round(speed, 2))
             losses = {name: value for name, value in figures.items() if name.startswith("loss_")}
             shown.update(done, **losses, **evaluated)

@@ -52,7 +52,7 @@ def refuse_large_batch(network: Network, training: Training, compute: Compute) -
     """
     image, room = least_image_bytes(network, halves=training.precision != FP32.name), memory_bytes(compute.device)
     processes = compute.accelerator.num_processes
-    whole = training.batch_size // processes
+    whole = training.batch // processes
     least = image * (whole // training.grad_accum)
     if least <= room:
         return

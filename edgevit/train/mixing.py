@@ -33,10 +33,10 @@ class Mixing:
         if len(network.input_size) == 1:
             raise OptionError("--augment deit mixes images, and this network reads texts; leave it out")
         micro_batches = training.grad_accum * processes
-        if training.batch_size // micro_batches % 2:
+        if training.batch // micro_batches % 2:
             raise OptionError(
-                f"--augment deit mixes pairs of images, and a micro-batch has {training.batch_size // micro_batches}; "
-                f"give --batch-size {training.batch_size + micro_batches}"
+                f"--augment deit mixes pairs of images, and a micro-batch has {training.batch // micro_batches}; "
+                f"give --batch-size {training.batch + micro_batches}"
             )
         self.network, self.first = network, (training.seed * 1_000_003 + rank) * 1_000_003
         outputs = network.classifiers[0].out_features

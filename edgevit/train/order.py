@@ -44,7 +44,7 @@ def sample_order(
 
     Positions from `images` on are unlabelled images, which are spread evenly over the step.
     """
-    size = training.batch_size
+    size = training.batch
     micro = size // (training.grad_accum * world)
     share = unlabelled_share(images, unlabelled, size)
     seed = training.seed * 1_000_003

@@ -58,9 +58,14 @@ class Training:
         int | None,
         Option("Number of optimiser steps; 0 skips training.  [default: the method's own rule]", TRAINING, common=True),
     ] = None
-    batch_size: Annotated[int, Option("Images per optimiser step, over all processes and micro-batches.", TRAINING)] = (
-        256
-    )
+    batch_size: Annotated[
+        int | None,
+        Option(
+            "Images per optimiser step, over all processes and micro-batches.  [default: 256; fewer for features and "
+            "maps of few images]",
+            TRAINING,
+        ),
+    ] = None
     lr: Annotated[float, Option("Peak learning rate of AdamW.", TRAINING)] = 1e-4
     weight_decay: Annotated[float, Option("Weight decay of AdamW.", TRAINING)] = 0.05
     schedule: Annotated[_Schedule, Option("Learning-rate schedule: cosine (decays to 0) or constant.", TRAINING)] = (
@@ -128,6 +133,11 @@ class Training:
     ] = None
 
     @property
+    def batch(self) -> int:
+        """Images per optimiser step; the usual number before `fill`."""
+        return self.batch_size or BATCH
+
+    @property
     def has_teacher(self) -> bool:
         """Whether there is a training, and it has a teacher; only after `fill`."""
         return self.teacher not in (None, "none") and self.steps != 0
@@ -150,12 +160,21 @@ class Training:
 
 TEACHER_WEIGHT = 0.9  # where there are labels
 WARMUP = 0.1  # share of the steps, for gentle methods
+BATCH, LEAST_BATCH = 256, 32
 PASSES = 10  # over the training images, for methods whose paper gives no number of steps
 
 
 def usual_steps(images: int, batch_size: int) -> int:
     """Count the steps of ten passes over the training images, for methods whose paper gives no number."""
     return max(round(PASSES * images / batch_size), 1)
+
+
+def batch_of_few(images: int) -> int:
+    """Choose the images of a step where few of them are varied: a pass is 16 steps, if these have 32 to 256 images."""
+    batch = BATCH
+    while batch > LEAST_BATCH and 16 * batch > images:
+        batch //= 2
+    return batch
 
 
 def fill(
@@ -187,4 +206,5 @@ def fill(
         teacher_weight=teacher_weight if training.teacher_weight is None else training.teacher_weight,
         token_weight=float(imitates_base) if tokens is None else tokens,
         augment=training.augment or augment,
+        batch_size=training.batch,
     )

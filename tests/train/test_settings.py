@@ -9,22 +9,27 @@ import torch
 
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.train.compute import open_compute
-from edgevit.train.settings import Training, fill
+from edgevit.train.settings import Training, batch_of_few, fill
 
 
 def test_a_method_that_is_gentle_warms_up_and_the_others_train_as_published():
     published = fill(Training(steps=200), gentle=False)
     filled = {"warmup_steps": 0, "lr_by_loss": False, "teacher": "none", "teacher_weight": 0.9, "token_weight": 0.0}
-    assert published == Training(steps=200, augment="crop", **filled)
+    assert published == Training(steps=200, batch_size=256, augment="crop", **filled)
     of_features = fill(Training(), gentle=True, teacher_weight=1.0, augment="views")
     assert (of_features.teacher_weight, of_features.augment) == (1.0, "views")
     gentle = fill(Training(steps=200), gentle=True)
     assert (gentle.warmup_steps, gentle.lr_by_loss) == (20, True)
     asked = Training(
-        steps=200, warmup_steps=3, lr_by_loss=False, augment="flip", teacher="finetuned", teacher_weight=0.4,
-        token_weight=0.5,
+        steps=200, batch_size=16, warmup_steps=3, lr_by_loss=False, augment="flip", teacher="finetuned",
+        teacher_weight=0.4, token_weight=0.5,
     )  # fmt: skip
     assert fill(asked, gentle=True, imitates_base=True, augment="views") == asked, "what the user says holds"
+
+
+@pytest.mark.parametrize(("images", "batch"), [(20, 32), (700, 32), (1023, 32), (1024, 64), (5000, 256), (10**6, 256)])
+def test_the_steps_of_a_pass_over_few_images_are_at_least_sixteen(images: int, batch: int) -> None:
+    assert batch_of_few(images) == batch
 
 
 def test_a_method_that_imitates_its_base_has_it_as_its_teacher_where_there_is_training() -> None:

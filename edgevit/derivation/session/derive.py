@@ -18,7 +18,7 @@ from edgevit.derivation.compatibility import refuse_base, refuse_silent, refuse_
 from edgevit.derivation.estimate import estimate
 from edgevit.derivation.feasibility import Target
 from edgevit.derivation.method import Method, find_method
-from edgevit.derivation.problem import Problem
+from edgevit.derivation.problem import ENOUGH_IMAGES, Problem
 from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.session.baselines import NO_IMAGES, evaluate_base, evaluate_derived, finetuned_detector
 from edgevit.derivation.session.card import model_card
@@ -50,7 +50,7 @@ from edgevit.records.model_folder import ModelFolder
 from edgevit.records.plan import PlanRecord
 from edgevit.request import takes_options
 from edgevit.train.detections import learnt_objects
-from edgevit.train.settings import TEACHER_WEIGHT, Training, fill, usual_steps
+from edgevit.train.settings import TEACHER_WEIGHT, Training, batch_of_few, fill, usual_steps
 
 
 @dataclass(frozen=True)
@@ -149,15 +149,19 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
         chains = check_rest(opened.base.spec, opened.network, task.train, request.rest_rate, policy)
         names = ", ".join(chain.layer for chain in chains.found)
         progress.note(f"behind the backbone, {len(chains.found)} layers can lose channels: {names}")
+    varies, images = may_be_varied(opened.network.output), len(task.train)
+    if varies and training.batch_size is None:
+        training = replace(training, batch_size=batch_of_few(images))
     if training.steps is None:
-        usual = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
+        seen = max(images, ENOUGH_IMAGES) if varies else images
+        usual = method.default_steps(config, budget.rate, seen, training.batch)
         training = replace(training, steps=usual)
     # The base starts from good weights, so it trains gently, and is one baseline for all methods.
     base_steps = _base_steps(request, training.steps, len(task.train))
     base_training = fill(replace(training, steps=base_steps, teacher="none"), gentle=True)
     share = TEACHER_WEIGHT if request.puts_out_classes else 1.0  # there are no labels, or none that need be read
     imitates_base = method.imitates_base or not (request.puts_out_classes or request.output == "boxes")
-    augment: Augment = "views" if may_be_varied(opened.network.output) else "crop"
+    augment: Augment = "views" if varies else "crop"
     training = fill(training, gentle=method.gentle, imitates_base=imitates_base, teacher_weight=share, augment=augment)
     if request.output == "boxes" and _reads_objects(request, method, config, training):
         objects = learnt_objects(opened.network, opened.task)
@@ -186,7 +190,7 @@ def _base_steps(request: DeriveRequest, steps: int | None, images: int) -> int |
         return request.base_steps
     if request.derive_from == "base":
         return steps
-    return request.training.steps or usual_steps(images, request.training.batch_size)
+    return request.training.steps or usual_steps(images, request.training.batch)
 
 
 def _open_images(

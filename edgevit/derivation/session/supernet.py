@@ -178,7 +178,7 @@ def supernet(request: SupernetRequest, progress: Progress | None = None) -> Supe
     if config.cut_embedding and reason is not None:
         raise OptionError(f"supernet.cut_embedding=true: the embedding cannot be narrowed: {reason}")
     if training.steps is None:
-        training = replace(training, steps=ceil(config.epochs * len(task.train) / training.batch_size))
+        training = replace(training, steps=ceil(config.epochs * len(task.train) / training.batch))
     # Nothing ends it early: that would wait for the accuracies of whole network and smallest slice to become equal.
     training = fill(replace(training, early_stop=False), gentle=False)
     resolved = _ResolvedSupernet(request, opened, config, policy, training)

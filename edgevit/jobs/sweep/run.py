@@ -98,7 +98,7 @@ class _Work:
         """Fit the probes to the features of training images, and judge them on the other parts."""
         training = self.request.training
         device = find_device(training.device)
-        network, size = load(model).to(device), training.batch_size
+        network, size = load(model).to(device), training.batch
         workers = workers_for(training.workers, device.type, size)
 
         def read(images: Split) -> Labelled:

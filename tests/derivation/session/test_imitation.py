@@ -88,6 +88,16 @@ def test_the_features_are_like_the_bases_and_plain_timm_computes_them(
         torch.testing.assert_close(names["model"].eval()(batch), features, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
+def test_few_images_are_varied_and_distilled_in_small_steps_where_nothing_is_asked(
+    derived: Any, digits_checkpoint: Path, photos: Path, tmp_path: Path
+) -> None:
+    made = derive(digits_checkpoint, photos, tmp_path / "model", training=Training(device="cpu"))
+    training = made.record.training
+    assert (training.more["batch_size"], training.steps, training.more["augment"]) == (32, 160, "views")
+    assert made.record.facts.kept_step > 0 and made.record.similarity.cosine > derived.record.similarity.cosine
+
+
 def test_the_record_has_the_images_and_no_accuracy(derived: Any) -> None:
     record = json.loads((derived.folder / "derivation.json").read_text())
     assert record["data"]["classes"] == [] and sum(record["data"]["images"].values()) == DIGITS

@@ -45,8 +45,9 @@ def test_one_of_several_budgets_that_an_older_edgevit_began_is_continued(tmp_pat
     before = json.loads(Path(__file__).with_name("before.json").read_text())
     both = asked(tmp_path, ms=(6, 4), training=Training(steps=0, device="cpu"))
     now = identity(per_budget(both)[1])
-    # With options added since, and a default that is the method's own since.
-    before = {**now, **before, "training": {**now["training"], **before["training"], "augment": None}}
+    # With options added since, and defaults that are null since.
+    training = {**now["training"], **before["training"], "augment": None, "batch_size": None}
+    before = {**now, **before, "training": training}
     file = partial_folder(tmp_path / "t" / "ms4") / "request.json"
     file.parent.mkdir(parents=True)
     file.write_text(REQUEST_KIND.text(RequestRecord("0.1.0", {}, before)))

@@ -271,7 +271,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     return Derived(
         slim,
         redundancy.current_plan(),
-        {"steps": done, "steps_planned": training.steps, "images_seen": done * training.batch_size},
+        {"steps": done, "steps_planned": training.steps, "images_seen": done * training.batch},
     )
 
 
