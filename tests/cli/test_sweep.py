@@ -36,7 +36,6 @@ def parsed(line: str) -> dict[str, Any]:
         return {"command": name, **context.params}
 
 
-@pytest.mark.slow
 def test_a_sweep_ends_with_the_table_the_plot_and_the_command_that_distils(
     given: list[str], edgevit_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
