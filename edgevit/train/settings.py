@@ -169,10 +169,14 @@ def usual_steps(images: int, batch_size: int) -> int:
     return max(round(PASSES * images / batch_size), 1)
 
 
-def batch_of_few(images: int) -> int:
-    """Choose the images of a step where few of them are varied: a pass is 16 steps, if these have 32 to 256 images."""
+def batch_of_few(images: int, parts: int = 1) -> int:
+    """Choose the images of a step where few of them are varied: a pass is 16 steps, if these have 32 to 256 images.
+
+    Args:
+        parts: micro-batches of a step over all processes, of which each has an image or more.
+    """
     batch = BATCH
-    while batch > LEAST_BATCH and 16 * batch > images:
+    while batch > LEAST_BATCH and 16 * batch > images and batch // 2 % parts == 0:
         batch //= 2
     return batch
 

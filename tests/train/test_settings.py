@@ -30,6 +30,7 @@ def test_a_method_that_is_gentle_warms_up_and_the_others_train_as_published():
 @pytest.mark.parametrize(("images", "batch"), [(20, 32), (700, 32), (1023, 32), (1024, 64), (5000, 256), (10**6, 256)])
 def test_the_steps_of_a_pass_over_few_images_are_at_least_sixteen(images: int, batch: int) -> None:
     assert batch_of_few(images) == batch
+    assert batch_of_few(images, parts=64) == max(batch, 64), "a micro-batch has an image"
 
 
 def test_a_method_that_imitates_its_base_has_it_as_its_teacher_where_there_is_training() -> None:

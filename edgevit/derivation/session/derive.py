@@ -151,7 +151,8 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
         progress.note(f"behind the backbone, {len(chains.found)} layers can lose channels: {names}")
     varies, images = may_be_varied(opened.network.output), len(task.train)
     if varies and training.batch_size is None:
-        training = replace(training, batch_size=batch_of_few(images))
+        parts = training.grad_accum * opened.passes.compute.accelerator.num_processes
+        training = replace(training, batch_size=batch_of_few(images, parts))
     if training.steps is None:
         seen = max(images, ENOUGH_IMAGES) if varies else images
         usual = method.default_steps(config, budget.rate, seen, training.batch)
