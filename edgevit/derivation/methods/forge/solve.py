@@ -13,7 +13,6 @@ from torch import Tensor
 
 from edgevit.data.task import Split
 from edgevit.derivation.measure.divergence import base_outputs, divergence, network_outputs
-from edgevit.derivation.measure.reading import unread
 from edgevit.derivation.measure.thinning import thinnings
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.head import Taught, refit_head
@@ -25,8 +24,10 @@ from edgevit.derivation.problem import Problem
 from edgevit.derivation.realise import leave_tokens, realise
 from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network
+from edgevit.network.output import Output
 
-# A plan with fewer tokens must lose less than this share of another's loss, as timm cannot express its models.
+# Some plans must lose less than this share of another's loss: those with fewer tokens, as timm cannot express their
+# models, and those that put out features of a narrower embedding.
 CLEARLY = 0.9
 _SEARCHED_TOKENS = 6400  # number of tokens for which a search solves its plans
 JUDGED_TOKENS = 50_000  # number of validation tokens by which a search judges its plans: 250 images of a DeiT
@@ -82,7 +83,7 @@ def solve(
         ((name, network),) = of_plans.items()
         return Solved(network, name, {})
     with problem.stopwatch.stage("head"):
-        return _judged(problem, of_plans, images, refits=config.refit_head)
+        return _judged(problem, of_plans, images if config.refit_head else None)
 
 
 def _solve(
@@ -135,43 +136,47 @@ def judge_plans(
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A network, and its divergence from the base on the validation images: as it is, or as `unread` says."""
+    """A network, and its divergence from the base on the validation images."""
 
     network: Network
     loss: float
 
 
-def _judged(problem: Problem, of_plans: Mapping[str, Network], images: Split, *, refits: bool) -> Solved:
-    """Return the best network of all plans; fit its head to these images if that is asked."""
+def _judged(problem: Problem, of_plans: Mapping[str, Network], images: Split | None) -> Solved:
+    """Return the best network of all plans; fit its head if images are given."""
     geometry = problem.network.geometry
     most = max(VALUES // max(geometry.outputs * geometry.classified, 1), 1)
     validation = problem.judging_images(most)
-    output, passes = problem.network.output, problem.passes
-    # Features of a narrower embedding have fewer directions. They may be nearer to the base's and yet tell less.
-    reads = output.kind == "features" and len({network.geometry.embed for network in of_plans.values()}) > 1
-    images = images.subset(most) if reads or refits else validation
-    train, judge = (Taught(part, base_outputs(problem, part)) for part in (images, validation))
+    judge = Taught(validation, base_outputs(problem, validation))
 
     def judged(network: Network) -> _Candidate:
-        of_network = network_outputs(network, validation, passes)
-        if not reads:
-            return _Candidate(network, divergence(output, judge.outputs, of_network))
-        pairs = (train.outputs, network_outputs(network, images, passes)), (judge.outputs, of_network)
-        return _Candidate(network, unread(output, *pairs))
+        of_network = network_outputs(network, validation, problem.passes)
+        return _Candidate(network, divergence(problem.network.output, judge.outputs, of_network))
 
     (best_name, best), *alternatives = ((name, judged(network)) for name, network in of_plans.items())
     tried = dict[str, Tried]()
     for name, candidate in alternatives:
-        share = CLEARLY if name == "cut_tokens" else 1.0
+        share = CLEARLY if name == "cut_tokens" else _share(problem.network.output, best.network, candidate.network)
         if _better(best, candidate, name, tried, share) is candidate:
             best_name, best = name, candidate
-    if refits:
-        fitted, before = bare_copy(best.network), best.loss
-        if reads:
-            before = divergence(output, judge.outputs, network_outputs(best.network, validation, passes))
-        loss = refit_head(fitted, train, judge, passes)
-        best = _better(_Candidate(best.network, before), _Candidate(fitted, loss), "refit_head", tried)
+    if images is not None:
+        fitted = bare_copy(best.network)
+        images = images.subset(most)
+        train = Taught(images, base_outputs(problem, images))
+        loss = refit_head(fitted, train, judge, problem.passes)
+        best = _better(best, _Candidate(fitted, loss), "refit_head", tried)
     return Solved(best.network, best_name, tried)
+
+
+def _share(output: Output, best: Network, other: Network) -> float:
+    """The share of the best network's loss that another must be below.
+
+    Features of a narrower embedding have fewer directions, which a linear probe misses: it must be clearly nearer.
+    """
+    wider = other.geometry.embed - best.geometry.embed
+    if not wider or output.kind != "features":
+        return 1.0
+    return 1 / CLEARLY if wider > 0 else CLEARLY
 
 
 def _better(
