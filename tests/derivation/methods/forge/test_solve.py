@@ -11,7 +11,7 @@ from problems import untrained
 from edgevit.data.task import open_task
 from edgevit.derivation.measure.divergence import divergence, network_outputs
 from edgevit.derivation.methods.forge.config import Config
-from edgevit.derivation.methods.forge.solve import CLEARLY, _share, solve
+from edgevit.derivation.methods.forge.solve import NARROWER, _share, solve
 from edgevit.derivation.plan import Plan
 from edgevit.derivation.problem import Problem
 from edgevit.network.anatomy import BlockDims
@@ -62,8 +62,8 @@ def test_what_does_not_help_is_left_out(problem: Problem, monkeypatch: pytest.Mo
     assert not tried.helped and loss == pytest.approx(tried.before, rel=1e-4) and tried.after > tried.before
 
 
-def test_features_of_a_narrower_embedding_must_be_clearly_nearer(small_vit: Any) -> None:
+def test_features_of_a_narrower_embedding_must_be_much_nearer(small_vit: Any) -> None:
     wide, narrow = small_vit(embed_dim=64), small_vit(embed_dim=32)
     shares = [_share(Features(), *pair) for pair in ((wide, narrow), (narrow, wide), (wide, wide))]
-    assert shares == [CLEARLY, 1 / CLEARLY, 1.0]
+    assert shares == [NARROWER, 1 / NARROWER, 1.0]
     assert _share(Levels(), wide, narrow) == _share(wide.output, wide, narrow) == 1.0
