@@ -26,8 +26,8 @@ from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network
 from edgevit.network.output import Output
 
-# Some plans must lose less than a share of another's loss: those with fewer tokens, as timm cannot express their models,
-# and those that put out features of a narrower embedding.
+# Some plans must lose less than a share of another's loss: those with fewer tokens, as timm cannot express their
+# models, and those that put out features of a narrower embedding.
 CLEARLY, NARROWER = 0.9, 0.75
 _SEARCHED_TOKENS = 6400  # number of tokens for which a search solves its plans
 JUDGED_TOKENS = 50_000  # number of validation tokens by which a search judges its plans: 250 images of a DeiT
