@@ -89,10 +89,11 @@ class History:
         if len(evaluated) < 2:
             return None
         before, *trained = evaluated
-        best = max(trained, key=score)
+        kept = evaluated[-1]["kept_step"]
+        best = next((line for line in trained if line["step"] == kept), None) or max(trained, key=score)
         accuracies = (line.get("accuracy_pruned", line.get("accuracy_trained")) for line in (before, best))
         losses = (line.get("loss_validation") for line in (before, best))
-        return Outcome(evaluated[-1]["kept_step"], *accuracies, *losses)
+        return Outcome(kept, *accuracies, *losses)
 
 
 def score(figures: dict[str, float]) -> float:

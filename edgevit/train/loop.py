@@ -260,9 +260,9 @@ def train(
             images, if it has some: they take up to half of every batch. A detector learns from the task's objects
             where there is no teacher, or its share of the loss is below 1.
         keep: the state that the network has in the end: the last one, or the best of all evaluations, including the
-            one before the first step. The best has the lowest loss against the teacher, or without a teacher the
-            highest accuracy, on the validation part (`history.outcome(stage)` says which). A detector that learns
-            objects has average precision for accuracy, also with a teacher.
+            one before the first step. The best has the lowest loss against the teacher, or one up to 5 % higher at a
+            later step, or without a teacher the highest accuracy, on the validation part (`history.outcome(stage)` says
+            which). A detector that learns objects has average precision for accuracy, also with a teacher.
         folder: where the state is saved; a state in it is resumed.
 
     Raises:

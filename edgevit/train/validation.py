@@ -14,13 +14,13 @@ from edgevit.train.detections import box_precision
 from edgevit.train.distil import Lesson
 from edgevit.train.history import score
 from edgevit.train.passes import Passes, accuracy_of
-from edgevit.train.stopping import Best
+from edgevit.train.stopping import LATER, Best
 
 Keep = Literal["last", "best"]
 
 
 class Validation:
-    """Evaluates the network in training and its pruned model, and holds the best state."""
+    """Evaluates the network in training and its pruned model, and holds the best state, as `Best` says."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Validation:
         if self.keep == "best":
             if self.lesson is not None and self.objects is None:
                 figures["loss_validation"] = self.loss(slim, self.lesson)
-            if self.best.add(score(figures), step):
+            if self.best.add(score(figures), step, LATER if "loss_validation" in figures else 0.0):
                 self.best_state = self._state()
             figures["kept_step"] = self.best.step
         return figures
