@@ -95,7 +95,7 @@ class Training:
         Option(
             "Augmentation of training images: none, crop, flip (crop and mirror), views (small crops in other colours, "
             "for features and maps), or deit (RandAugment, mixup, CutMix, label smoothing and stochastic depth).  "
-            "[default: views for features and maps, else crop]",
+            "[default: views for features, else crop]",
             TRAINING,
         ),
     ] = None
