@@ -16,8 +16,6 @@ from edgevit.network.network import Network
 from edgevit.train.settings import Training
 
 RATE_OF_LOSS = 1e-3  # highest learning rate at a loss of 1 against the teacher, with --lr-by-loss
-
-
 TYPICAL_RMS = 0.05  # of the weights of a layer of a trained ViT
 
 

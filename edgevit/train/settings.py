@@ -160,7 +160,7 @@ class Training:
 
 TEACHER_WEIGHT = 0.9  # where there are labels
 WARMUP = 0.1  # share of the steps, for gentle methods
-BATCH, LEAST_BATCH = 256, 32
+BATCH, LEAST_BATCH = 256, 32  # images of a step: the usual number, and the least where few are varied
 PASSES = 10  # over the training images, for methods whose paper gives no number of steps
 
 

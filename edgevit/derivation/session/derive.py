@@ -162,7 +162,7 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
     base_training = fill(replace(training, steps=base_steps, teacher="none"), gentle=True)
     share = TEACHER_WEIGHT if request.puts_out_classes else 1.0  # there are no labels, or none that need be read
     imitates_base = method.imitates_base or not (request.puts_out_classes or request.output == "boxes")
-    # A map of a small crop in other colours is learnt at the cost of the whole image's; features are of either.
+    # A map is judged of whole images: learning those of small crops in other colours made it worse (docs/findings.md).
     augment: Augment = "views" if opened.network.output.kind == "features" else "crop"
     training = fill(training, gentle=method.gentle, imitates_base=imitates_base, teacher_weight=share, augment=augment)
     if request.output == "boxes" and _reads_objects(request, method, config, training):
