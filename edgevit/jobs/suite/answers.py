@@ -10,6 +10,7 @@ from edgevit.board.comparison import Comparison, compare_within, decisive
 from edgevit.errors import RunsError
 from edgevit.jobs.suite.record import Figure, MeasuredNetwork, SuiteRecord
 
+SWIN = "swin-tiny"  # size of the one Swin, whose attention adds a bias within windows
 LITTLE = 0.03  # a ratio closer to 1 is no difference
 
 
@@ -46,8 +47,8 @@ def _ratio_text(c: Comparison) -> str:
 
 
 def _pays(runs: Sequence[Run], largest: str) -> Iterator[str]:
-    for rate in ("0.8", "0.6"):
-        comparisons = against(runs, f"{largest} {rate} paper", f"{largest} {rate} fused")
+    for size, rate, of in ((largest, "0.8", "MACs"), (largest, "0.6", "MACs"), (SWIN, "0.6", "MACs of a Swin")):
+        comparisons = against(runs, f"{size} {rate} paper", f"{size} {rate} fused")
         if not comparisons:
             continue
         ratios = ", ".join(map(_ratio_text, comparisons))
@@ -55,7 +56,7 @@ def _pays(runs: Sequence[Run], largest: str) -> Iterator[str]:
         few = [c for c in comparisons if c.outcome == "too few rounds"]
         judged = [c for c in comparisons if c not in few] or few
         if reason := next((c.void[0] if c.void else c.outcome for c in judged if c.low is None), None):
-            yield f"Whether fused shapes pay with {rate} of the MACs gone is not judged ({reason}): {ratios}."
+            yield f"Whether fused shapes pay with {rate} of the {of} gone is not judged ({reason}): {ratios}."
             continue
         sure = [c for c in judged if c.high is not None and c.low is not None and not c.low <= 1 <= c.high]
         if sure and all(c.ratio < 1 - LITTLE for c in sure) and all(c.ratio < 1 + LITTLE for c in few):
@@ -64,7 +65,7 @@ def _pays(runs: Sequence[Run], largest: str) -> Iterator[str]:
             verdict = "Fused shapes do not pay"
         else:
             verdict = "Fused shapes make no clear difference"
-        yield f"{verdict} with {rate} of the MACs gone: against paper shapes of as many MACs, {ratios}."
+        yield f"{verdict} with {rate} of the {of} gone: against paper shapes of as many MACs, {ratios}."
 
 
 def _missed(record: SuiteRecord, runs: Sequence[Run], largest: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from edgevit.errors import JobsError
 from edgevit.jobs.suite.record import Published
 from edgevit.records.documents import Reader
 
-_PLAN = Path(__file__).with_name("deit.yaml")
+_PLAN = Path(__file__).with_name("plan.yaml")
 _Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -25,7 +25,8 @@ class NetworkEntry(_Strict):
     """A network that is made from a dense one."""
 
     name: str = ""  # what follows the size in the network's name; empty: the size is the whole name
-    sizes: Literal["largest", "smaller"] = "largest"  # which of the sizes in --sizes the networks are made from
+    # Which of the sizes in --sizes the networks are made from, or that of the one Swin.
+    sizes: Literal["largest", "smaller", "swin"] = "largest"
     quick: bool = False  # whether --quick measures it
     precision: Literal["fp16", "fp32"] = "fp16"  # precision of the engine
     # Share of the MACs to remove by widths that policy `shape` allows; None: no MACs are removed that way.

@@ -59,7 +59,7 @@ class CharacterizeRequest:
         float | None,
         Option(
             "Time limit in minutes. Networks that do not fit into it are left out and listed.  "
-            "[default: 30; 5 if --quick]",
+            "[default: 35; 5 if --quick]",
             MEASURING,
         ),
     ] = None
@@ -99,7 +99,7 @@ class CharacterizeRequest:
                 raise UnknownNameError("size", size, list(SIZES))
         if len(set(self.sizes)) < len(self.sizes):
             raise OptionError(f"--sizes {','.join(self.sizes)} has a size twice; give each once")
-        check_number("--minutes", self.most_minutes, "(0, 1000)", "try 30")
+        check_number("--minutes", self.most_minutes, "(0, 1000)", "try 35")
         check_number("--rounds", self.rounds, "[1, 1000]", "try 6, which an interval needs")
         if self.threads is not None:
             check_number("--threads", self.threads, "[1, 1000]", "try 1")

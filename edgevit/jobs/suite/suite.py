@@ -1,4 +1,4 @@
-"""The networks of a suite: made from DeiT, at the MACs that make their comparison fair, with random weights."""
+"""The networks of a suite: made from DeiT and Swin, at MACs that make their comparison fair, with random weights."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-import timm
 import torch
 
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import POLICIES, Widths, fit
 from edgevit.exporting.source import padded_width
+from edgevit.jobs.suite.answers import SWIN
 from edgevit.jobs.suite.plan import NetworkEntry, shipped_plan
 from edgevit.jobs.suite.request import SIZES
 from edgevit.network.anatomy import Block, BlockDims
 from edgevit.network.copies import bare_copy, without_values
 from edgevit.network.cost import Geometry
+from edgevit.network.creation import create_timm_network
 from edgevit.network.network import Network
 from edgevit.records.model import HEAD_WIDTHS, WIDTHS
 from edgevit.records.precisions import FP16, FP32
 
+NETWORKS = {**SIZES, SWIN: "swin_tiny_patch4_window7_224"}  # timm's names
 _UNEVENNESS = 0.4  # QK and VO widths of a block differ from their mean by up to this share, as effective ranks do
 _SPREAD = 0.02  # standard deviation of the weights
 
@@ -32,7 +34,7 @@ class SuiteNetwork:
     """One network that is measured."""
 
     name: str
-    size: str  # tiny, small or base
+    size: str  # tiny, small, base or swin-tiny
     precision: str = FP16.name
     dims: tuple[BlockDims, ...] | None = None  # sizes of its blocks; None: those that timm makes
     # Arguments for timm where they differ from those of the dense network.
@@ -40,7 +42,7 @@ class SuiteNetwork:
 
     @property
     def timm_name(self) -> str:
-        return SIZES[self.size]
+        return NETWORKS[self.size]
 
     def cost(self) -> tuple[tuple[BlockDims, ...], Geometry]:
         """Sizes of the blocks, and the geometry that MACs and parameters also depend on."""
@@ -59,14 +61,14 @@ class SuiteNetwork:
 
 
 def suite(sizes: Sequence[str], *, quick: bool = False, fp32_too: bool = True) -> dict[str, list[SuiteNetwork]]:
-    """The networks of each question of the plan, without the dense network of the largest size.
+    """The networks of each question of the plan, without the dense DeiT of the largest size.
 
     Args:
         quick: only the networks that the plan marks as quick.
         fp32_too: also those in fp32; without them where every network is measured in fp32.
     """
     largest_first = sorted(sizes, key=list(SIZES).index, reverse=True)
-    sources = {"largest": largest_first[:1], "smaller": largest_first[1:]}
+    sources = {"largest": largest_first[:1], "smaller": largest_first[1:], "swin": [SWIN]}
     questions = {
         question.question: [
             _network_of(entry, size)
@@ -147,11 +149,16 @@ def random_network(
     name: str, dims: Sequence[BlockDims] | None = None, args: Mapping[str, Any] | None = None
 ) -> Network:
     """Make a network of timm's with random weights, its blocks of the given dimensions."""
+    args = args or {}
     with without_values():
-        network = Network(timm.create_model(name, **(args or {})))
+        network = Network(create_timm_network(name, args))
     if dims is not None:
         network.resize(dims)
     network = network.to_empty(device="cpu").eval().requires_grad_(False)
+    if next(network.buffers(), None) is not None:  # such as the order of a window's tokens, which is no weight
+        whole = Network(create_timm_network(name, args))
+        for key, buffer in network.named_buffers(remove_duplicate=False):
+            buffer.copy_(whole.get_buffer(key))
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         parameter.normal_(0, _SPREAD, generator=generator)
@@ -175,5 +182,5 @@ def _first_of(dense: Network, dims: Sequence[BlockDims]) -> Network:
 def shape_of(size: str, **args: Any) -> tuple[tuple[BlockDims, ...], Geometry]:
     """Dimensions of the blocks, and the geometry, of a network of timm's; no weights are made."""
     with without_values():
-        network = Network(timm.create_model(SIZES[size], **args))
+        network = Network(create_timm_network(NETWORKS[size], args))
     return network.dims, network.geometry

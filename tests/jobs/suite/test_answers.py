@@ -45,6 +45,11 @@ def test_shapes_that_are_slower_or_alike_do_not(fused_ms, says) -> None:
     assert says in answers(record_of({**TIMES_MS, "base 0.8 fused": fused_ms}), "base")[0]
 
 
+def test_a_swin_has_an_answer_of_its_own() -> None:
+    said = answers(record_of({"base": 10.0, "swin-tiny 0.6 paper": 4.0, "swin-tiny 0.6 fused": 3.0}), "base")
+    assert len(said) == 1 and said[0].startswith("Fused shapes pay with 0.6 of the MACs of a Swin gone: against paper")
+
+
 def test_runs_without_the_graph_that_was_asked_for_are_told() -> None:
     graph = {**DENSE.environment, "cuda_graph": "on"}
     found = record_of()

@@ -6,6 +6,7 @@ import torch
 from edgevit.jobs.suite import suite as suite_module
 from edgevit.jobs.suite.request import SIZES
 from edgevit.jobs.suite.suite import SuiteNetwork, largest_of, shape_of, suite
+from edgevit.network.creation import create_timm_network
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,9 @@ def macs(subject):
 def test_every_network_has_a_name_of_its_own_and_is_cut_from_the_largest(whole):
     names = [subject.name for subjects in whole.values() for subject in subjects]
     assert len(set(names)) == len(names)
-    assert {s.size for question, subjects in whole.items() for s in subjects if "sizes" not in question} == {"base"}
+    sizes = {question: {s.size for s in subjects} for question, subjects in whole.items()}
+    assert sizes.pop("windows") == {"swin-tiny"} and sizes.pop("sizes and precisions") == {"base", "small", "tiny"}
+    assert all(of_question == {"base"} for of_question in sizes.values())
     assert largest_of(["small", "tiny"]) == "small"
 
 
@@ -73,6 +76,22 @@ def test_a_network_is_what_its_subject_says():
     assert network(torch.zeros(1, 3, 224, 224)).shape == (1, 1000)
     again = SuiteNetwork("x", "tiny", dims=subject.dims, args=subject.args).network()
     assert torch.equal(network.module.head.weight, again.module.head.weight), "its weights are always the same"
+
+
+@torch.no_grad()
+def test_a_swin_keeps_its_windows_in_both_shapes_at_equal_macs(whole):
+    dense, fused, paper = whole["windows"]
+    assert (dense.name, fused.name, paper.name) == ("swin-tiny", "swin-tiny 0.6 fused", "swin-tiny 0.6 paper")
+    assert all(0.39 < macs(subject) / macs(dense) <= 0.4 for subject in (fused, paper))
+    assert all(d.fusable for d in fused.dims) and not all(d.fusable for d in paper.dims)
+    images = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    network = paper.network()
+    assert network.dims == paper.dims and network.dims[1].shifted
+    logits = network(images)
+    assert bool(torch.isfinite(logits).all()) and not torch.equal(logits[0], logits[1])
+    timms = dense.network().module.layers[0].blocks[1].attn
+    whole_swin = create_timm_network(dense.timm_name, {}).layers[0].blocks[1].attn
+    assert torch.equal(timms.apart, whole_swin.apart), "what a shift separates is a value and no random weight"
 
 
 @torch.no_grad()
