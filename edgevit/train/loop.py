@@ -61,6 +61,7 @@ class _Run:
         self.constraint, self.unlabelled, self.folder = constraint, unlabelled, folder
         self.task, self.lesson, self.compute = validation.task, validation.lesson, validation.passes.compute
         self.steps = training.steps or 0
+        self.every = max(math.ceil(self.steps / training.evaluations), 1)  # steps from one evaluation to the next
         # The last entry is the target of UNLABELLED = -1, which cross_entropy ignores.
         output = validation.network.output
         columns = output.columns if isinstance(output, Logits) else ()
@@ -219,8 +220,28 @@ class _Run:
             network.load_state_dict(state)
             self.optimizer.state.clear()
             if after <= _TOLERATED * loss:
+                if share < 1:
+                    validation.passes.progress.note(
+                        f"{self.stage}: learning rate {share * highest:.2g}; {highest:.2g} raises the loss at once"
+                    )
                 break
+        else:
+            validation.passes.progress.warn(
+                f"{self.stage}: {TRIAL_STEPS} steps at a learning rate of {share * highest:.2g}, the lowest that is "
+                f"tried, raise the loss against the teacher from {loss:.2g} to {after:.2g}, so it is unlikely to help; "
+                "try --steps 0, or more images, without labels as --unlabelled"
+            )
         return share * highest
+
+    def warn_if_in_vain(self, done: int) -> None:
+        """Say halfway that no state was better than the one before the first step, as the rest takes as long."""
+        best = self.validation.best
+        halfway = done - self.every < self.steps / 2 <= done < self.steps
+        if halfway and self.validation.keep == "best" and best.score is not None and not best.step:
+            self.validation.passes.progress.warn(
+                f"{self.stage}: after {done} of {self.steps} steps no state is better than the one before them; the "
+                "learning rate falls from here on, which may still help"
+            )
 
     def has_ended(self, figures: dict[str, float]) -> str | None:
         """Say why training may stop here; None: it may not. A cosine schedule is never stopped early."""
@@ -282,7 +303,7 @@ def train(
     if compute.is_main:  # a run without a saved state begins anew, including step 0
         history.rewind(stage, first if first else -1)
     batches = run.batches(first)
-    every, log_every = max(math.ceil(steps / training.evaluations), 1), max(steps // 200, 1)
+    log_every = max(steps // 200, 1)
     done = first
     with ExitStack() as stack:
         shown, stop = stack.enter_context(progress.stage(stage, steps, "step")), stack.enter_context(stop_when_asked())
@@ -293,12 +314,14 @@ def train(
         for step in range(first, steps):
             figures = run.step(batches, step)
             done = step + 1
-            evaluated = run.look(done) if done % every == 0 or done == steps else {}
+            evaluated = run.look(done) if done % run.every == 0 or done == steps else {}
             if evaluated or done % log_every == 0:
                 speed = (done - first) * training.batch / (time.monotonic() - started)
                 _note(history, compute, stage=stage, step=done, **figures, **evaluated, images_per_s=round(speed, 2))
             losses = {name: value for name, value in figures.items() if name.startswith("loss_")}
             shown.update(done, **losses, **evaluated)
+            if evaluated:
+                run.warn_if_in_vain(done)
             ended = run.has_ended(evaluated) if evaluated else None
             stopping = run.must_stop(stop)
             if stopping or (evaluated and not ended and done < steps):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from recorded_progress import RecordedProgress
 from small_base import press_ctrl_c_in_step
-from teaching import Bench
+from teaching import Bench, kept_step
 
 from edgevit.errors import Interrupted, UnfinishedError
 from edgevit.train import loop
@@ -119,14 +120,21 @@ def test_a_rate_that_harms_is_lowered_after_a_trial_that_leaves_no_trace(
 ) -> None:
     monkeypatch.setattr(loop, "MANY", 0)
     monkeypatch.setattr(loop, "TRIAL_STEPS", 3)
-    histories = {}
-    for lr in (1e-6, 0.05):
+    histories, progress = {}, {lr: RecordedProgress() for lr in (1e-6, 0.01, 0.05)}
+    for lr in progress:
         training = {"lr_by_loss": True, "schedule": "constant", "lr": lr}
         monkeypatch.setattr(loop, "highest_rate", lambda _, lr=lr: lr)
-        histories[lr] = bench.train(bench.spoilt(0.05), 4, keep="best", distillation=bench.teacher(), training=training)
+        histories[lr] = bench.train(
+            bench.spoilt(0.05), 4, keep="best", distillation=bench.teacher(), training=training, progress=progress[lr]
+        )
     assert histories[1e-6].lines[1]["lr"] == pytest.approx(1e-6), "a rate without harm stays"
-    assert histories[0.05].lines[1]["lr"] < 0.05 * 0.31
-    first, second = (history.lines[0]["loss_validation"] for history in histories.values())
+    chosen = histories[0.05].lines[1]["lr"]
+    assert chosen < 0.05 * 0.31
+    lower = histories[0.01].lines[1]["lr"]
+    assert progress[0.01].notes[0] == f"train: learning rate {lower:.2g}; 0.01 raises the loss at once" and lower < 0.01
+    assert progress[0.05].warnings[0].startswith(f"train: 3 steps at a learning rate of {chosen:.2g}, the lowest")
+    assert not any("raises the loss" in text for text in (*progress[1e-6].notes, *progress[1e-6].warnings))
+    first, *_, second = (history.lines[0]["loss_validation"] for history in histories.values())
     assert first == pytest.approx(second), "the trial follows the first look"
     monkeypatch.setattr(loop, "MANY", 10**6)  # no trial
     plain = bench.train(
@@ -135,3 +143,21 @@ def test_a_rate_that_harms_is_lowered_after_a_trial_that_leaves_no_trace(
     )  # fmt: skip
     monkeypatch.setattr(loop, "highest_rate", highest_rate)
     assert plain.lines[1]["loss_teacher"] == pytest.approx(histories[1e-6].lines[1]["loss_teacher"], rel=1e-5)
+
+
+def test_a_distillation_that_will_not_help_says_so_before_it_and_halfway(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "MANY", 0)
+    monkeypatch.setattr(loop, "TRIAL_STEPS", 3)
+    monkeypatch.setattr(loop, "highest_rate", lambda _: 0.5)
+    progress = RecordedProgress()
+    training = {"lr_by_loss": True, "schedule": "constant", "lr": 0.5, "evaluations": 4}
+    history = bench.train(
+        bench.spoilt(0.002), 4, keep="best", distillation=bench.teacher(), training=training, progress=progress
+    )
+    assert kept_step(history) == 0
+    before, halfway = progress.warnings
+    assert before.startswith(f"train: {loop.TRIAL_STEPS} steps at a learning rate of 0.015, the lowest that is tried")
+    assert before.endswith("so it is unlikely to help; try --steps 0, or more images, without labels as --unlabelled")
+    assert halfway.startswith("train: after 2 of 4 steps no state is better than the one before them")
