@@ -13,6 +13,7 @@ was seen when the backbone was derived.
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 import statistics
 import tempfile
@@ -99,18 +100,18 @@ def likeness(model: str | Path, cache: Path) -> dict[str, float]:
     }
 
 
-def derived_row(method: str, rate: float, steps: int, device: str, cache: Path) -> Row:
+def derived_row(method: str, rate: float, steps: int, seed: int, device: str, cache: Path) -> Row:
     """Derive the backbone, if the cache has none, and judge it."""
     from edgevit import derive
     from edgevit.records.model_folder import ModelFolder
     from edgevit.train.settings import Training
 
-    folder = cache / f"backbone-{method}-{rate:g}-{steps}"
+    folder = cache / f"backbone-{method}-{rate:g}-{steps}{_of_seed(seed)}"
     if not folder.is_dir():
         derive(
             real.TIMM_NAME, data=real.ensure_pictures(cache) / "unlabelled", output="features", rate=rate, out=folder,
             method=method, options={"cut_tokens": "never"} if method == "forge" else {}, cache=cache / "derivations",
-            training=Training(steps=steps, seed=real.SEED, device=device, **(RECIPE if steps else {})),
+            training=Training(steps=steps, seed=seed, device=device, **(RECIPE if steps else {})),
             **real.opening(real.SIZE, cache),
         )  # fmt: skip
     record = ModelFolder(folder).derivation()
@@ -119,6 +120,7 @@ def derived_row(method: str, rate: float, steps: int, device: str, cache: Path) 
         "method": method,
         "rate": rate,
         "steps": steps,
+        "seed": seed,
         "kept_step": record.facts.kept_step,
         "train_images": record.data.images.train,
         "likeness": likeness(folder, cache),
@@ -155,12 +157,28 @@ def timed_rows(rates: Sequence[float], cache: Path) -> list[Row]:
     return rows
 
 
-def points(base: list[dict[str, float]], model: list[dict[str, float]], probe: str) -> tuple[float, float]:
-    """Points of a probe below the base, the mean over images, and its standard error over folds."""
-    lost = [100 * (of_base[probe] - of_model[probe]) for of_base, of_model in zip(base, model, strict=True)]
+def _of_seed(seed: int) -> str:
+    """What the name of a folder or row has for another seed than the first."""
+    return "" if seed == real.SEED else f"-seed{seed}"
+
+
+def points(base: list[dict[str, float]], models: Sequence[list[dict[str, float]]], probe: str) -> tuple[float, float]:
+    """Points of a probe below the base, the mean over images, and its standard error over folds.
+
+    Seeds are averaged first: they share test images.
+    """
+    lost = [
+        100 * (of_base[probe] - statistics.mean(of_model[probe] for of_model in of_fold))
+        for of_base, *of_fold in zip(base, *models, strict=True)
+    ]
     images = [row["images"] for row in base]
     mean = sum(n * x for n, x in zip(images, lost, strict=True)) / sum(images)
     return mean, statistics.stdev(lost) / sqrt(len(lost))
+
+
+def _mean_points(base: Judged, row: Row) -> float:
+    """Points below the base, the mean of all tasks and probes."""
+    return statistics.mean(points(base[task], [row["tasks"][task]], probe)[0] for task in FOLDS for probe in PROBES)
 
 
 def section() -> str:
@@ -169,15 +187,20 @@ def section() -> str:
     if not record["rows"]:
         return ""
     base, lines = record["base"], []
-    for row in sorted(record["rows"].values(), key=lambda row: (row["rate"], row["steps"], row["method"])):
+    kinds: dict[tuple[float, int, str], list[Row]] = {}
+    for row in record["rows"].values():
+        kinds.setdefault((row["rate"], row["steps"], row["method"]), []).append(row)
+    for (rate, steps, method), rows in sorted(kinds.items()):
         cells = (
-            "{:.1f} ({:.1f})".format(*points(base[task], row["tasks"][task], probe))
+            "{:.1f} ({:.1f})".format(*points(base[task], [row["tasks"][task] for row in rows], probe))
             for task in FOLDS
             for probe in PROBES
         )
-        method = f"{row['method']}, {row['steps']} steps of views" if row["steps"] else row["method"]
-        cosines = (f"{row['likeness'][task]:.3f}" for task in FOLDS)
-        lines.append([f"{row['rate']:g}", method, *cells, *cosines])
+        means = [_mean_points(base, row) for row in rows]
+        spread = f" ({min(means):.1f} to {max(means):.1f})" if len(means) > 1 else ""
+        cosines = (f"{statistics.mean(row['likeness'][task] for row in rows):.3f}" for task in FOLDS)
+        name = f"{method}, {steps} steps of views" if steps else method
+        lines.append([f"{rate:g}", name, *cells, f"{statistics.mean(means):.1f}{spread}", *cosines, str(len(rows))])
     whole = {}
     for task, folds in base.items():
         images = sum(int(fold["images"]) for fold in folds)
@@ -188,14 +211,14 @@ def section() -> str:
         "What is a smaller backbone worth?",
         f"DINOv2 ViT-S/14 at 112 px, derived from {trained} drawings without labels and varied copies of them, of "
         "other subjects than those it is judged on; all tokens stay. Points of top-1 below the base's features on two "
-        "tasks, in brackets the standard error over folds: twelve kinds of drawings (the base has "
-        f"{whole['drawings']}), and ten kinds of clothes, photographs (the base has {whole['clothes']}). Beside "
-        f"them the mean cosine to the base's features on {PER_CLASS} test images of each class, which varies less from "
-        "model to model.",
-        [table(["MACs gone", "method", *(f"{task}, {name}" for task in FOLDS for name in ("k-NN", "linear")),
-                *(f"{task}, cosine" for task in FOLDS)], lines), *_timing(record.get("timing", ()))],
+        "tasks, in brackets the standard error over folds, of the mean the range over seeds: twelve kinds of drawings "
+        f"(the base has {whole['drawings']}), and ten kinds of clothes, photographs (the base has {whole['clothes']}). "
+        f"Beside them the mean cosine to the base's features on {PER_CLASS} test images of each class, which varies less "
+        "from model to model.",
+        [table(["MACs gone", "method", *(f"{task}, {name}" for task in FOLDS for name in ("k-NN", "linear")), "mean",
+                *(f"{task}, cosine" for task in FOLDS), "seeds"], lines), *_timing(record.get("timing", ()))],
         "python -m benchmarks.product.backbone",
-        "other seeds; a GPU; patch tokens; SnapViT.",
+        "a GPU; patch tokens; SnapViT.",
     )  # fmt: skip
 
 
@@ -227,6 +250,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--steps", type=int, nargs="+", default=list(STEPS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[real.SEED], help="of the derivation")
     parser.add_argument("--timing", action="store_true", help="time the models that the cache has, and do no other row")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cache", type=Path, default=CACHE)
@@ -238,15 +262,14 @@ def main() -> None:
     if "base" not in record:
         record["base"] = judged(real.TIMM_NAME, options.cache, options.device, **real.opening(real.SIZE, options.cache))
         real.store(FILE, record)
-    for rate in options.rates:
-        for method in options.methods:
-            for steps in options.steps if method == "forge" else (0,):
-                key = f"{method} {rate:g} {steps}"
-                if key not in record["rows"]:
-                    record["rows"][key] = derived_row(method, rate, steps, options.device, options.cache)
-                    real.store(FILE, record)
-                    cosines = record["rows"][key]["likeness"].items()
-                    print(f"{key}: cosine {', '.join(f'{task} {c:.3f}' for task, c in cosines)}", flush=True)
+    for seed, rate, method in itertools.product(options.seeds, options.rates, options.methods):
+        for steps in options.steps if method == "forge" else (0,):
+            key = f"{method} {rate:g} {steps}{_of_seed(seed)}"
+            if key not in record["rows"]:
+                record["rows"][key] = derived_row(method, rate, steps, seed, options.device, options.cache)
+                real.store(FILE, record)
+                cosines = record["rows"][key]["likeness"].items()
+                print(f"{key}: cosine {', '.join(f'{task} {c:.3f}' for task, c in cosines)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from edgevit.exporting.probes import Labelled, knn, linear, read_features
 from edgevit.network.folder import save
 from edgevit.network.model import Headless
 from edgevit.network.opening import open_network
+from edgevit.train.ridge import Moments, RidgeRegression, choose_ridge, cross_validate
 
 PREPROCESSING: dict[str, Any] = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
 
@@ -49,6 +51,32 @@ def test_a_linear_probe_separates_what_is_separable_wherever_it_lies() -> None:
 
     train, validation, tested = part(), part(), part()
     assert (linear(train, validation, tested) == tested.labels).double().mean() > 0.95
+
+
+def noisy(seed: int, each: int) -> Labelled:
+    """Images of each of three classes, with 60 features of which three tell the classes apart, and not always."""
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.arange(3 * each) % 3
+    noise = torch.randn(3 * each, 60, generator=random, dtype=torch.float64)
+    return Labelled(3 * torch.eye(60, dtype=torch.float64)[labels] + noise, labels)
+
+
+@pytest.mark.parametrize("each", [20, 3])
+def test_the_ridge_of_a_linear_probe_is_that_of_cross_validation_unless_a_class_has_too_few_images(each: int) -> None:
+    train, validation, tested = noisy(0, each), noisy(2, 1), noisy(1, 200)
+    both = Labelled(*(torch.cat([getattr(p, n) for p in (train, validation)]) for n in ("features", "labels")))
+    few = RidgeRegression.of(moments_of(train))
+    chosen = cross_validate(both.features, both.labels) if each == 20 else choose_ridge(few, *astuple(validation))
+    weight, bias = RidgeRegression.of(moments_of(both)).solved(chosen.ridge)
+    answers = linear(train, validation, tested)
+    assert torch.equal(answers, (tested.features @ weight.mT + bias).argmax(1))
+    assert (answers == tested.labels).double().mean() > (0.7 if each == 20 else 0.4)
+
+
+def moments_of(part: Labelled) -> Moments:
+    moments = Moments(part.labels.tolist(), part.features.shape[1])
+    moments.add(part.features, part.labels)
+    return moments
 
 
 def test_features_that_are_no_numbers_are_one_line() -> None:
