@@ -213,8 +213,8 @@ def section() -> str:
         "other subjects than those it is judged on; all tokens stay. Points of top-1 below the base's features on two "
         "tasks, in brackets the standard error over folds, of the mean the range over seeds: twelve kinds of drawings "
         f"(the base has {whole['drawings']}), and ten kinds of clothes, photographs (the base has {whole['clothes']}). "
-        f"Beside them the mean cosine to the base's features on {PER_CLASS} test images of each class, which varies less "
-        "from model to model.",
+        f"Beside them the mean cosine to the base's features on {PER_CLASS} test images of each class, which varies "
+        "less from model to model.",
         [table(["MACs gone", "method", *(f"{task}, {name}" for task in FOLDS for name in ("k-NN", "linear")), "mean",
                 *(f"{task}, cosine" for task in FOLDS), "seeds"], lines), *_timing(record.get("timing", ()))],
         "python -m benchmarks.product.backbone",
