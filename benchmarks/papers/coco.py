@@ -34,7 +34,25 @@ METHODS = ("vulcan", "nuwa")
 SHAPE = "paper"  # removes 0.867 of the MACs of Swin-T at 800 px, `fused` 0.781
 BATCH, LR, STEPS, SEED = 8, 5e-5, 5000, 1
 DRY_IMAGES, DRY_STEPS = 80, 2
+SETTINGS = ("data", "detector", "checkpoint", "backbone", "classes", "steps", "batch_size", "lr")
 DETECTOR = f"{coco_network.__file__}:mask_rcnn"
+
+
+def check_settings(options: argparse.Namespace) -> None:
+    """Refuse a folder that was begun with other settings, as its models would be shown for those of this run.
+
+    Raises:
+        OutputError: it is one.
+    """
+    from edgevit.errors import OutputError
+    from edgevit.records.unfinished import differences, first_few
+
+    settings, file = {name: str(getattr(options, name)) for name in SETTINGS}, options.out / "settings.json"
+    if file.is_file() and (changed := differences(json.loads(file.read_text()), settings)):
+        hint = "choose another --out, or remove it"
+        raise OutputError(f"{options.out} was begun with other settings: {first_few(changed)}; {hint}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(settings))
 
 
 def reduced(root: Path, out: Path, classes: Sequence[str], images: int) -> Path:
@@ -74,7 +92,6 @@ def with_backbone(detector: str, weights: Path, out: Path) -> Path:
         state = getattr(opened, "network", opened).module.state_dict()
         names = body.state_dict().keys()
         body.load_state_dict({name: value for name, value in state.items() if name in names}, strict=False)
-        out.parent.mkdir(parents=True, exist_ok=True)
         save_file(module.state_dict(), out)
     return out
 
@@ -150,6 +167,7 @@ def run(options: argparse.Namespace) -> str:
         raise DataError(f"{data} has no annotations/, which COCO2017 has; unpack annotations_trainval2017.zip there")
     if options.dry_run:
         options.out, options.steps = options.out / "dry-run", DRY_STEPS  # its models are not those of the run
+    check_settings(options)
     checkpoint = options.checkpoint or with_backbone(
         options.detector, options.backbone, options.out / "with_backbone.safetensors"
     )

@@ -72,16 +72,19 @@ def test_a_dry_run_goes_through_every_step(
 def test_a_rate_out_of_reach_is_told_in_the_table_and_before_an_image_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    small = small_detector(tmp_path)
     (tmp_path / "coco" / "annotations").mkdir(parents=True)
-    command(monkeypatch, tmp_path / "coco", *small_detector(tmp_path), "--rates", 0.99, 0.95, "--out", tmp_path / "out")
+    command(monkeypatch, tmp_path / "coco", *small, "--rates", 0.99, 0.95, "--out", tmp_path / "out")
     shown = capsys.readouterr()
     assert [line.split(" | ")[:3] for line in shown.out.splitlines()[2:6]] == [
         [f"| {rate}", method, "out of reach"] for rate in ("0.95", "0.99") for method in ("nuwa", "vulcan")
     ]
     reason = "vulcan at 0.99: out of reach, as at most 0.487 of the backbone's MACs go in shape 'paper'"
     assert reason in shown.out.splitlines() and reason in shown.err.splitlines()
+    with pytest.raises(SystemExit, match="out was begun with other settings: steps was 5000 and is 9; choose"):
+        command(monkeypatch, tmp_path / "coco", *small, "--steps", 9, "--out", tmp_path / "out")
     with pytest.raises(SystemExit, match=r"--rates 1\.2 is not .*; the papers have 0\.2 to 0\.8"):
-        command(monkeypatch, tmp_path, *small_detector(tmp_path), "--rates", 1.2, "--out", tmp_path / "out")
+        command(monkeypatch, tmp_path, *small, "--rates", 1.2, "--out", tmp_path / "out")
 
 
 def test_the_papers_rates_are_within_reach_of_the_default_backbone() -> None:
