@@ -1,16 +1,20 @@
 """Detection on COCO2017, as Vulcan (Figure 7) and NuWa report it: person, car and cat; batch 8, learning rate 5e-5.
 
     python -m benchmarks.papers.coco COCO2017 --checkpoint mask_rcnn.pth --out runs/coco
-    python -m benchmarks.papers.coco COCO2017 --backbone swin_tiny.pth --out runs/coco     # heads begin at random
     python -m benchmarks.papers.coco COCO2017 --checkpoint mask_rcnn.pth --out runs/coco --dry-run
+    python -m benchmarks.papers.coco COCO2017 --backbone swin_tiny.pth --out runs/heads    # they begin at random
+    python -m benchmarks.papers.coco COCO2017 --backbone swin_tiny.pth --out runs/fast \\
+        --detector benchmarks/papers/coco_network.py:fast_rcnn
 
 COCO2017 has annotations/instances_train2017.json, train2017/ and the same of val2017, on which all are judged. The base
-is a Mask R-CNN on a pyramid of Swin-T (`coco_network.py`), or any FILE.py:FUNCTION given with --detector; --checkpoint
-has its weights by its own names, --backbone those of its Swin alone, under timm's, Microsoft's or mmdetection's names.
-The base is fine-tuned on the three classes first, as the second baseline. vulcan and nuwa then remove the rates of the
-MACs of the backbone; what follows it stays. Rates that they cannot reach are told before anything is trained, and in
-the table. --dry-run takes a few images of each part and two steps at the least of the rates, so that a path, a weight
-or a rate that does not fit shows within minutes. What is done is not repeated. No result of it is recorded here.
+is a Mask R-CNN on a pyramid of Swin-T (`coco_network.py`), or any FILE.py:FUNCTION given with --detector. Vulcan's is
+a Fast R-CNN, whose proposals were made before; the one here judges a grid of boxes in their place, and finds less.
+--checkpoint has the weights of the base by its own names, --backbone those of its Swin alone, under timm's, Microsoft's
+or mmdetection's names. The base is fine-tuned on the three classes first, as the second baseline. vulcan and nuwa then
+remove the rates of the MACs of the backbone; what follows it stays. Rates that they cannot reach are told before
+anything is trained, and in the table. --dry-run takes a few images of each part and two steps at the least of the
+rates, so that a path, a weight or a rate that does not fit shows within minutes. What is done is not repeated. No
+result of it is recorded here.
 """
 
 from __future__ import annotations

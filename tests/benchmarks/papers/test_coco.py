@@ -13,6 +13,8 @@ import timm
 import torch
 from detectors import write_detectors
 from safetensors.torch import load_file, save_file
+from torchvision.models.detection.image_list import ImageList
+from torchvision.ops import box_iou
 
 from benchmarks import scenes
 from benchmarks.papers import coco, coco_network
@@ -102,16 +104,31 @@ def test_a_wrong_path_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         command(monkeypatch, tmp_path, "--backbone", tmp_path / "x.pth", "--out", tmp_path / "out")
 
 
+def test_the_boxes_of_the_fast_rcnn_are_the_same_for_every_image_and_near_most_objects() -> None:
+    images = ImageList(torch.rand(2, 3, 800, 800), [(800, 800)] * 2)
+    (boxes, others), losses = coco_network.Grid().train()(images, {}, [{}, {}])
+    assert torch.equal(boxes, others) and not losses and len(boxes) == 3414 and boxes.dtype == torch.float32
+    assert boxes.min() >= 0 and boxes.max() <= 800 and bool((boxes[:, 2:] > boxes[:, :2]).all())
+    for least, most, share in ((32, 64, 1 / 3), (64, 400, 0.95)):
+        draw = torch.rand(4, 2000, generator=torch.Generator().manual_seed(0))
+        side, stretch = least * (most / least) ** draw[0], 2 ** (draw[1] - 0.5)
+        size = torch.stack([side * stretch, side / stretch], 1)
+        corner = draw[2:].T * (800 - size)
+        overlaps = box_iou(torch.cat([corner, corner + size], 1), boxes).amax(1)
+        assert float((overlaps >= 0.5).float().mean()) == pytest.approx(share, abs=0.05)
+
+
 @pytest.mark.slow
-def test_weights_of_the_swin_alone_are_put_into_the_detector(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("function", "proposals"), [("faster_rcnn", 1000), ("fast_rcnn", 201)])
+def test_weights_of_the_swin_alone_are_put_into_the_detector(tmp_path: Path, function: str, proposals: int) -> None:
     file = tmp_path / "small.py"
     file.write_text(Path(coco_network.__file__).read_text().replace("= 800, 256, 91", "= 224, 16, 91"))
     body = timm.create_model(coco_network.NAME, num_classes=3)
     save_file(body.state_dict(), tmp_path / "swin.safetensors")
-    made = coco.with_backbone(f"{file}:faster_rcnn", tmp_path / "swin.safetensors", tmp_path / "detector.safetensors")
+    made = coco.with_backbone(f"{file}:{function}", tmp_path / "swin.safetensors", tmp_path / "detector.safetensors")
     state, wanted = load_file(made), body.state_dict()
     same = [name for name in wanted if f"backbone.body.{name}" in state]
     assert len(same) > 150
     for name in same:
         torch.testing.assert_close(state[f"backbone.body.{name}"], wanted[name])
-    assert open_network(f"{file}:faster_rcnn", checkpoint=made).spec.rest.proposals == 1000  # type: ignore[union-attr]
+    assert open_network(f"{file}:{function}", checkpoint=made).spec.rest.proposals == proposals  # type: ignore[union-attr]
