@@ -1,15 +1,20 @@
 """Detection on COCO2017, as Vulcan (Figure 7) and NuWa report it: person, car and cat; batch 8, learning rate 5e-5.
 
     python -m benchmarks.papers.coco COCO2017 --checkpoint mask_rcnn.pth --out runs/coco
-    python -m benchmarks.papers.coco COCO2017 --backbone swin_tiny.pth --out runs/coco     # heads begin at random
     python -m benchmarks.papers.coco COCO2017 --checkpoint mask_rcnn.pth --out runs/coco --dry-run
+    python -m benchmarks.papers.coco COCO2017 --backbone swin_tiny.pth --out runs/heads    # they begin at random
+    python -m benchmarks.papers.coco COCO2017 --backbone swin_tiny.pth --out runs/fast \\
+        --detector benchmarks/papers/coco_network.py:fast_rcnn
 
 COCO2017 has annotations/instances_train2017.json, train2017/ and the same of val2017, on which all are judged. The base
-is a Mask R-CNN on a pyramid of Swin-T (`coco_network.py`), or any FILE.py:FUNCTION given with --detector; --checkpoint
-has its weights by its own names, --backbone those of its Swin alone, under timm's, Microsoft's or mmdetection's names.
-The base is fine-tuned on the three classes first, as the second baseline. vulcan and nuwa then remove the rates of the
-MACs of the backbone; what follows it stays. --dry-run takes a few images of each part and two steps, so that a path or
-a weight that does not fit shows within minutes. What is done is not repeated. No result of it is recorded here.
+is a Mask R-CNN on a pyramid of Swin-T (`coco_network.py`), or any FILE.py:FUNCTION given with --detector. Vulcan's is
+a Fast R-CNN, whose proposals were made before; the one here judges a grid of boxes in their place, and finds less.
+--checkpoint has the weights of the base by its own names, --backbone those of its Swin alone, under timm's, Microsoft's
+or mmdetection's names. The base is fine-tuned on the three classes first, as the second baseline. vulcan and nuwa then
+remove the rates of the MACs of the backbone; what follows it stays. Rates that they cannot reach are told before
+anything is trained, and in the table. --dry-run takes a few images of each part and two steps at the least of the
+rates, so that a path, a weight or a rate that does not fit shows within minutes. What is done is not repeated. No
+result of it is recorded here.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +35,28 @@ from benchmarks.papers import coco_network
 CLASSES = ("person", "car", "cat")
 RATES = (0.2, 0.4, 0.6, 0.8)
 METHODS = ("vulcan", "nuwa")
+SHAPE = "paper"  # removes 0.867 of the MACs of Swin-T at 800 px, `fused` 0.781
 BATCH, LR, STEPS, SEED = 8, 5e-5, 5000, 1
-DRY_IMAGES, DRY_STEPS, DRY_RATES = 80, 2, (0.2,)
+DRY_IMAGES, DRY_STEPS = 80, 2
+SETTINGS = ("data", "detector", "checkpoint", "backbone", "classes", "steps", "batch_size", "lr")
 DETECTOR = f"{coco_network.__file__}:mask_rcnn"
+
+
+def check_settings(options: argparse.Namespace) -> None:
+    """Refuse a folder that was begun with other settings, as its models would be shown for those of this run.
+
+    Raises:
+        OutputError: it is one.
+    """
+    from edgevit.errors import OutputError
+    from edgevit.records.unfinished import differences, first_few
+
+    settings, file = {name: str(getattr(options, name)) for name in SETTINGS}, options.out / "settings.json"
+    if file.is_file() and (changed := differences(json.loads(file.read_text()), settings)):
+        hint = "choose another --out, or remove it"
+        raise OutputError(f"{options.out} was begun with other settings: {first_few(changed)}; {hint}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(settings))
 
 
 def reduced(root: Path, out: Path, classes: Sequence[str], images: int) -> Path:
@@ -71,26 +96,46 @@ def with_backbone(detector: str, weights: Path, out: Path) -> Path:
         state = getattr(opened, "network", opened).module.state_dict()
         names = body.state_dict().keys()
         body.load_state_dict({name: value for name, value in state.items() if name in names}, strict=False)
-        out.parent.mkdir(parents=True, exist_ok=True)
         save_file(module.state_dict(), out)
     return out
 
 
-def derive(options: argparse.Namespace, data: Path, checkpoint: Path, method: str, rate: float) -> Row:
+def _macs(base: Any, rate: float) -> float:
+    """The MACs of backbone and pyramid that are left where so much of the backbone goes."""
+    return float(base.spec.macs - rate * (base.spec.macs - base.geometry.head_macs))
+
+
+def out_of_reach(base: Any, rate: float, method: str) -> str | None:
+    """Say why a method cannot remove that share of a backbone's MACs; None: it can."""
+    from edgevit.derivation.allocate.budget import make_budget
+    from edgevit.derivation.allocate.policy import make_policy
+    from edgevit.derivation.feasibility import Target
+    from edgevit.derivation.method import find_method
+    from edgevit.errors import BudgetError
+
+    chosen, macs = find_method(method), base.spec.macs
+    budget = make_budget(macs, base.spec.params, macs=_macs(base, rate))
+    try:  # with any number of images, which are counted when they are read
+        chosen.check(chosen.make_config({}), Target(base, budget, make_policy(SHAPE), sys.maxsize))
+    except BudgetError as error:
+        assert error.least is not None
+        most = (macs - error.least) / (macs - base.geometry.head_macs)
+        return f"{method} at {rate:g}: out of reach, as at most {most:.3f} of the backbone's MACs go in shape {SHAPE!r}"
+    return None
+
+
+def derive(options: argparse.Namespace, data: Path, checkpoint: Path, base: Any, rate: float, method: str) -> Row:
     """Derive one detector, unless it is there; return what it, its base and the fine-tuned base find."""
     import edgevit
-    from edgevit.network.opening import open_network
     from edgevit.records.model_folder import ModelFolder
     from edgevit.train.settings import Training
 
     folder = options.out / f"{method}-{rate:g}"
     if not folder.is_dir():
-        base: Any = open_network(options.detector, checkpoint=checkpoint)
-        of_backbone = base.spec.macs - base.geometry.head_macs
         settings = {"purification_steps": options.steps} if method == "nuwa" and options.dry_run else {}
         edgevit.derive(
             options.detector, checkpoint=checkpoint, data=data, classes=list(options.classes), output="boxes",
-            method=method, macs=base.spec.macs - rate * of_backbone, out=folder, options=settings,
+            method=method, macs=_macs(base, rate), shape=SHAPE, out=folder, options=settings,
             finetune_base=True, base_steps=options.steps,
             training=Training(
                 steps=options.steps if method == "vulcan" else 0, batch_size=options.batch_size, lr=options.lr,
@@ -116,25 +161,37 @@ def run(options: argparse.Namespace) -> str:
         EdgeVitError: the data or the weights do not fit.
     """
     from edgevit.errors import DataError
+    from edgevit.network.opening import open_network
+    from edgevit.numbers import check_number
 
     data: Path = options.data
-    rates: Sequence[float] = RATES
+    for rate in options.rates:
+        check_number("--rates", rate, "(0, 1)", "the papers have 0.2 to 0.8")
     if not (data / "annotations").is_dir():
         raise DataError(f"{data} has no annotations/, which COCO2017 has; unpack annotations_trainval2017.zip there")
     if options.dry_run:
-        data, rates = reduced(data, options.out / "few", options.classes, DRY_IMAGES), DRY_RATES
-        options.steps = DRY_STEPS
+        options.out, options.steps = options.out / "dry-run", DRY_STEPS  # its models are not those of the run
+    check_settings(options)
     checkpoint = options.checkpoint or with_backbone(
         options.detector, options.backbone, options.out / "with_backbone.safetensors"
     )
+    base: Any = open_network(options.detector, checkpoint=checkpoint)
+    cases = list(product(sorted(options.rates), METHODS))
+    reasons = {case: reason for case in cases if (reason := out_of_reach(base, *case))}
+    for reason in reasons.values():
+        print(reason, file=sys.stderr, flush=True)
+    due = [case for case in cases if case not in reasons]
+    if options.dry_run:
+        data, due = reduced(data, options.out / "few", options.classes, DRY_IMAGES), due[: len(METHODS)]
     lines, classes = list[list[str]](), list[str]()
-    for rate in rates:
-        for method in METHODS:
-            for name, found in derive(options, data, checkpoint, method, rate).items():
-                classes = [*found.boxes.per_class]
-                line = _line(f"{rate:g}" if name == method else "0", name, found)
-                lines += [] if line in lines else [line]
-    return table(["MACs gone", "method", "AP of boxes", "AP of masks", *classes], sorted(lines))
+    for rate, method in due:
+        for name, found in derive(options, data, checkpoint, base, rate, method).items():
+            classes = [*found.boxes.per_class]
+            line = _line(f"{rate:g}" if name == method else "0", name, found)
+            lines += [] if line in lines else [line]
+    lines += [[f"{rate:g}", method, "out of reach", "", *("" for _ in classes)] for rate, method in reasons]
+    shown = table(["MACs gone", "method", "AP of boxes", "AP of masks", *classes], sorted(lines))
+    return "\n".join([shown, *reasons.values()])
 
 
 def main() -> None:
@@ -147,11 +204,12 @@ def main() -> None:
     weights.add_argument("--backbone", type=Path, help="weights of its Swin")
     parser.add_argument("--detector", default=DETECTOR, metavar="FILE.py:FUNCTION")
     parser.add_argument("--classes", type=lambda text: tuple(text.split(",")), default=CLASSES)
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="shares of the backbone's MACs")
     parser.add_argument("--steps", type=int, default=STEPS, help="of the fine-tuned base, and of vulcan")
     parser.add_argument("--batch-size", type=int, default=BATCH)
     parser.add_argument("--lr", type=float, default=LR)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--dry-run", action="store_true", help="a few images, two steps, one rate")
+    parser.add_argument("--dry-run", action="store_true", help="a few images, two steps, all rates checked")
     parser.add_argument("--device", default="auto")
     try:
         print(run(parser.parse_args()))

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
+from forks import Program
+from safetensors.torch import save_file
+from small_models import SWIN_ARGS
 
+import edgevit
 from benchmarks import bases, derivations
 from benchmarks.derivations import parted
+from benchmarks.markdown import picked
 from benchmarks.papers import published
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import check_policy_reaches, make_policy
@@ -32,6 +40,9 @@ MODELS = {
     "fine": (bases.FINE_ARGS, 48),
     "fashion": (bases.FASHION_ARGS, 10),
 }
+ROOT = Path(__file__).parents[3]
+SWIN = "swin_tiny_patch4_window7_224"
+ANIMALS = ("ant", "bee", "cat", "dog")
 KEEP = ("vulcan", "nuwa", "corp", "wanda", "random")  # every head and block, and the embedding
 
 
@@ -176,3 +187,51 @@ def test_a_model_that_kept_no_attention_is_named() -> None:
     told = published.section({"rows": dict(enumerate(r for r in rows if r["variant"] in ("forge", "dcvit")))})
     assert "No attention is left" in told and "all images get one answer: dcvit.\n" in " ".join(told.split(" "))
     assert "No attention" not in published.section({"rows": {"a": rows[0]}})
+
+
+# In a process of its own: a script forks, and a process in which autograd has run must not.
+STARTED = """
+import pathlib, sys
+from benchmarks import bases
+bases.CACHE = pathlib.Path(sys.argv.pop(1))
+from benchmarks.papers import published
+published.main()
+"""
+
+
+@pytest.fixture
+def published_on(image_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., Program]:
+    """Run the first rows on a user's images of four classes, with this base."""
+    images = image_folder(tmp_path / "animals", dict.fromkeys(ANIMALS, 9))
+
+    def run(*base: object, rows: int) -> Program:
+        given = ["--method", "forge", "vulcan, as published", "--rates", 0.2, "--seeds", 1, "--rows", rows]
+        given += ["--classes", "ant,bee", "--accept-weak-base", "--accept-preprocessing"]
+        to = ["--results", tmp_path / "rows.json"]
+        program = Program("-c", STARTED, tmp_path, "--data", images, "--base", *base, *given, *to, cwd=ROOT)
+        assert program.wait() == 0, program.stderr
+        return program
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_swin_of_the_users_is_opened_by_its_name(published_on: Callable[..., Program], tmp_path: Path) -> None:
+    weights = tmp_path / "swin.safetensors"
+    save_file(timm.create_model(SWIN, num_classes=len(ANIMALS)).state_dict(), weights)
+    program = published_on(SWIN, "--checkpoint", weights, rows=0)  # a row of it takes half a minute
+    assert "0 cases, 0 to do" in program.stderr
+    with pytest.raises(AssertionError, match="no weights at"):
+        published_on(SWIN, "--checkpoint", tmp_path / "other.safetensors", rows=0)
+
+
+@pytest.mark.slow
+def test_a_swin_of_the_users_gets_its_first_rows(published_on: Callable[..., Program], tmp_path: Path) -> None:
+    args, weights = {**SWIN_ARGS, "num_classes": len(ANIMALS)}, tmp_path / "swin.safetensors"
+    save_file(timm.create_model(SWIN, **args).state_dict(), weights)
+    edgevit.base(SWIN, checkpoint=weights, model_args=args, base_classes=list(ANIMALS), out=tmp_path / "base")
+    program = published_on(tmp_path / "base", rows=2)
+    rows = picked(json.loads((tmp_path / "rows.json").read_text())["rows"].values(), table=published.FULL)
+    assert [row["variant"] for row in rows] == ["forge", "vulcan, as published"]
+    assert all(0.2 <= row["rate_reached"] < 0.4 and len(row["blocks"]) == 2 for row in rows)
+    assert "| 2 classes, vulcan, as published | 0.0003" in program.stdout
