@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models.detection import FCOS, RetinaNet
 from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.rpn import RegionProposalNetwork
+from torchvision.models.detection.ssd import SSD
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from edgevit.errors import UnsupportedModelError
@@ -122,6 +125,16 @@ class Pyramid(nn.Module):
     def _named(self, images: Tensor) -> Mapping[str, Tensor]:
         levels = self.detector.backbone(images)  # type: ignore[operator]
         return {"0": levels} if isinstance(levels, Tensor) else levels
+
+    def before_boxes(self, images: Tensor) -> list[object]:
+        """What the detector computes of prepared images [B, C, H, W] before it knows of boxes.
+
+        These are the levels, and what torchvision's detectors of one or two stages make of all of them.
+        """
+        levels = [*self._named(images).values()]
+        parts = (self.detector, getattr(self.detector, "rpn", None))
+        readers = [part for part in parts if isinstance(part, (FCOS, RetinaNet, SSD, RegionProposalNetwork))]
+        return [levels, *(reader.head(levels) for reader in readers)]
 
     @contextmanager
     def separate(self) -> Iterator[None]:

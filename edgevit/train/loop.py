@@ -292,12 +292,12 @@ def train(
         TrainingError: the loss is not a finite number.
     """
     compute, progress, steps = passes.compute, passes.progress, training.steps or 0
-    if steps:
-        refuse_large_batch(network, training, compute)
     network.to(compute.device).eval()
     lesson = _lesson(distillation, network, task, compute)
-    network.train()
     validation = Validation(network, task, passes, keep=keep, constraint=constraint, lesson=lesson)
+    if steps:
+        refuse_large_batch(network, training, compute, learns_objects=validation.objects is not None)
+    network.train()
     run = _Run(validation, training, stage, constraint, task.unlabelled if lesson else None, folder)
     first = run.restore()
     if compute.is_main:  # a run without a saved state begins anew, including step 0

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from math import prod
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from edgevit.errors import OptionError
+from edgevit.network.dense import DenseFamily
+from edgevit.network.detector import Pyramid
 from edgevit.network.network import Network
 from edgevit.records.precisions import FP32
 from edgevit.train.compute import Compute
@@ -44,22 +48,57 @@ def least_image_bytes(network: Network, *, halves: bool = False) -> int:
     return 4 * prod(network.input_size) + (2 if halves else 4) * values
 
 
-def refuse_large_batch(network: Network, training: Training, compute: Compute) -> None:
+def measured_image_bytes(network: Network, compute: Compute, images: int, *, learns_objects: bool = False) -> int:
+    """Measure the bytes that a forward pass keeps for gradients of each of several images, on the device.
+
+    This also counts a head of the user's. Of a detector it is the pyramid, and what reads whole levels if it
+    `learns_objects`; the boxes that its other parts then read are not known before.
+
+    Args:
+        images: of a micro-batch; of one, all that the pass keeps, and of more, what it keeps of the second.
+    """
+    module = network.module
+    run = module.before_boxes if learns_objects and isinstance(module, Pyramid) else network
+    kept = [_kept_bytes(network, run, compute, count) for count in range(1, min(images, 2) + 1)]
+    return kept[0] if len(kept) == 1 else kept[1] - kept[0]
+
+
+def _kept_bytes(network: Network, run: Callable[[Tensor], object], compute: Compute, images: int) -> int:
+    weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
+    kept: dict[int, int] = {}
+
+    def see(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    batch = torch.zeros(images, *network.input_size, device=compute.device)
+    with torch.autograd.graph.saved_tensors_hooks(see, lambda tensor: tensor), compute.accelerator.autocast():
+        outputs = run(batch)  # while they live, what is kept for them does, so that no address is used twice
+    del outputs
+    return sum(kept.values())
+
+
+def refuse_large_batch(network: Network, training: Training, compute: Compute, *, learns_objects: bool = False) -> None:
     """Refuse a micro-batch that cannot fit the memory, before the system kills the process.
 
     Raises:
         OptionError: it needs more memory than there is.
     """
-    image, room = least_image_bytes(network, halves=training.precision != FP32.name), memory_bytes(compute.device)
-    processes = compute.accelerator.num_processes
+    room, processes = memory_bytes(compute.device), compute.accelerator.num_processes
     whole = training.batch // processes
-    least = image * (whole // training.grad_accum)
+    at_once = whole // training.grad_accum
+    if isinstance(network.family, DenseFamily):
+        image = measured_image_bytes(network, compute, at_once, learns_objects=learns_objects)
+    else:
+        image = least_image_bytes(network, halves=training.precision != FP32.name)
+    least = image * at_once
     if least <= room:
         return
     device = "this machine" if compute.device.type == "cpu" else compute.device
     fitting = [n for n in range(training.grad_accum, whole + 1) if whole % n == 0 and 2 * image * (whole // n) <= room]
     hint = f"try --grad-accum {fitting[0]}, which gives the same steps" if fitting else "try a smaller --batch-size"
     raise OptionError(
-        f"{whole // training.grad_accum} images at once hold at least {least / _GIB:.1f} GiB, and {device} has "
-        f"{room / _GIB:.1f} GiB; {hint}"
+        f"{at_once} images at once hold at least {least / _GIB:.1f} GiB, and {device} has {room / _GIB:.1f} GiB; {hint}"
     )

@@ -25,17 +25,19 @@ from small_models import SWIN_ARGS
 from torch import Tensor, nn
 
 from edgevit.data.task import Task, open_task
+from edgevit.derivation.allocate.policy import POLICIES, Policy
 from edgevit.derivation.measure.divergence import divergence, network_outputs
 from edgevit.derivation.method import find_method
 from edgevit.derivation.methods import baseline_names, method_names, own_method_names
 from edgevit.derivation.plan import BlockPlan, FfnPlan, Plan
 from edgevit.derivation.problem import Derived
 from edgevit.derivation.realise import narrow_embedding
-from edgevit.network.anatomy import Attention, Block, Ffn
+from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn
 from edgevit.network.families.vit.tokens import pass_on
 from edgevit.network.folder import save
 from edgevit.network.model import Model, describe
 from edgevit.records.derivation import ShapeRecord, TrainingRecord
+from edgevit.records.model import WIDTHS
 from edgevit.records.supernet import SUPERNET_KIND, SettingsRecord, SlicePoint, SupernetRecord, Unit
 from edgevit.train.settings import fill
 
@@ -63,6 +65,7 @@ FEW: dict[str, dict[str, Any]] = {
     "wanda": {"calibration_images": 32},
     "vulcan": {"calibration_images": 32},
 }
+HEADS_AS_THEY_ARE = ("heart", "dcvit", "snapvit", "xpruner")  # they cut no widths of heads, only their number at most
 HIGH = 0.9  # where whole heads and blocks go, if the embedding stays
 NARROW = 0.85  # where it is narrowed
 NARROWER: dict[str, dict[str, Any]] = {
@@ -182,14 +185,44 @@ def test_a_base_with_gates_is_unchanged_and_the_model_is_it_masked(
     assert any(block.ffn is None or block.ffn.neurons < 128 or block.tokens for block in blocks)
 
 
-@pytest.mark.quick("vulcan")
-@pytest.mark.parametrize("name", [*own_method_names(), *baseline_names()])
+@pytest.mark.quick("vulcan-*")
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        (name, shape)
+        for name in (*own_method_names(), *baseline_names())
+        for shape in (("fused", "free") if name in HEADS_AS_THEY_ARE else POLICIES)
+    ],
+)
 def test_a_base_of_stages_is_unchanged_and_the_model_is_it_masked(
-    name: str, swin_base: Model, task: Task, tmp_path: Path
+    name: str, shape: str, swin_base: Model, task: Task, tmp_path: Path
 ) -> None:
     supernet, rate = as_supernet(swin_base, task, tmp_path / "supernet"), 0.05 if name == "heart" else 0.3
-    made = masked_and_compared(name, rate, swin_base, task, supernet, tmp_path)
-    assert made.network.geometry.macs(made.network.dims) <= (1 - rate) * swin_base.spec.macs
+    made = masked_and_compared(name, rate, swin_base, task, supernet, tmp_path, shape)
+    dims = made.network.dims
+    assert made.network.geometry.macs(dims) <= (1 - rate) * swin_base.spec.macs
+    assert all(has_shape(d, POLICIES[shape]) for d in dims)
+    assert shape != "free" or not all(has_shape(d, POLICIES["fused"]) for d in dims)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["fused", "free"])
+@pytest.mark.parametrize("name", ["forge", "nuwa"])  # others remove single channels, which stages do not share
+def test_a_base_of_stages_that_is_narrowed_is_masked_too(
+    name: str, shape: str, swin_base: Model, task: Task, tmp_path: Path
+) -> None:
+    made = masked_and_compared(name, NARROW, swin_base, task, tmp_path, tmp_path, shape)
+    embed, step = made.network.geometry.embed, POLICIES[shape].embed_step
+    assert embed < swin_base.geometry.embed and embed // 2 % step == 0 and (shape != "free" or embed // 2 % 8)
+    assert all(has_shape(d, POLICIES[shape]) for d in made.network.dims)
+
+
+def has_shape(dims: BlockDims, policy: Policy) -> bool:
+    """Whether a block has sizes that the policy allows."""
+    fits = dims.heads >= policy.least_heads and min(dims.head_widths) >= policy.head_minimum
+    tied = dims.qk == dims.vo or not policy.equal
+    stepped = all(dims[axis] % policy.step(axis) == 0 for axis in WIDTHS)
+    return stepped and (not dims.has("attention") or (fits and tied))
 
 
 HALVES = [name for name in method_names() if find_method(name).cuts_half_blocks]
@@ -228,10 +261,10 @@ def test_forge_changes_nothing_of_such_a_base_where_the_budget_leaves_all_of_it(
 
 
 def masked_and_compared(
-    name: str, rate: float, base: Model, task: Task, supernet: Path, folder: Path, **more: Any
+    name: str, rate: float, base: Model, task: Task, supernet: Path, folder: Path, shape: str = "paper", **more: Any
 ) -> Derived:
     """What a method makes of a base, which is unchanged, and masked is what was made."""
-    problem, method = untrained(base, task, rate, folder), find_method(name)
+    problem, method = untrained(base, task, rate, folder, shape), find_method(name)
     network = problem.network
     before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
     options = {"supernet": str(supernet)} if name == "skd" else FEW.get(name, {})
@@ -291,6 +324,10 @@ def masked(network: nn.Module, plan: Plan, slim: nn.Module) -> Iterator[nn.Modul
             ffn = widened(solved.ffn, ffn, planned.ffn)
         blocks[planned.block] = Block(attention, ffn)
     copy = network.build(blocks).eval()
+    if plan.embed is not None:  # what the norms of padded windows add is solved for the weights that stay
+        for planned, made in zip(plan.blocks, slim.block_modules, strict=True):
+            if planned.attention is not None:
+                copy.block_modules[planned.block].norm1.bias = made.norm1.bias
     kept = {b.block: b.ffn for b in plan.blocks}
     lost = [i for i, whole in enumerate(blocks) if i in kept and whole.ffn is not None and kept[i] is None]
     assert not lost, "an FFN that goes without its attention is not masked here"

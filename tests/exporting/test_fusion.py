@@ -7,6 +7,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from family_examples import SWIN
 from foreign_onnx import write_vit
 from small_models import random_base, with_embedding, with_fewer_tokens
 
@@ -98,3 +99,11 @@ def test_rotated_queries_and_keys_cost_no_fused_attention(small_vit: Any, tmp_pa
     network = small_vit("vit_small_patch16_dinov3", embed_dim=128)
     assert network.read()[0].dims.qk == 64
     assert fused_blocks(network, tmp_path / "model.onnx").fused == 2
+
+
+@pytest.mark.slow
+def test_the_biases_of_shifted_and_padded_windows_cost_no_fused_attention(small_vit: Any, tmp_path: Path) -> None:
+    network = small_vit(SWIN, depths=[2, 1], window_size=3)
+    assert [block.shifted for block in network.dims] == [False, True, False]
+    fusion = fused_blocks(network, tmp_path / "model.onnx")
+    assert (fusion.fused, fusion.expected, fusion.blocks) == (3, 3, 3)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from detectors import write_detectors
+from family_examples import SWIN
 from teaching import Bench
 from torch import Tensor, nn
 
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Block
+from edgevit.network.opening import open_network
 from edgevit.train import memory
-from edgevit.train.memory import least_image_bytes, memory_bytes
+from edgevit.train.memory import least_image_bytes, measured_image_bytes, memory_bytes, refuse_large_batch
+from edgevit.train.passes import open_passes
+from edgevit.train.settings import Training
 
 
-def kept_bytes(network: nn.Module, images: Tensor) -> int:
-    """What autograd keeps of a forward pass, besides weights."""
+def kept_bytes(network: nn.Module, images: Tensor, *targets: Any) -> int:
+    """What autograd keeps of a forward pass, besides weights; with targets, of a detector's losses."""
     weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
     kept: dict[int, int] = {}
 
@@ -29,14 +35,54 @@ def kept_bytes(network: nn.Module, images: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(see, lambda tensor: tensor):
-        network.train()(images).sum().backward()
+        outputs = network.train()(images, *targets)
+        (sum(outputs[1].values()) if targets else outputs.sum()).backward()
+    network.eval()
     return sum(kept.values())
 
 
-def test_it_is_no_more_than_what_autograd_keeps_and_most_of_it(small_vit: Callable[..., Any]) -> None:
-    network, images = small_vit(img_size=224, patch_size=16), torch.randn(8, 3, 224, 224)
-    ratio = kept_bytes(network, images) / (8 * least_image_bytes(network))
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"img_size": 224, "patch_size": 16},
+        {"name": SWIN},
+        {"name": SWIN, "depths": [2, 1], "window_size": 3},  # shifted, and padded
+    ],
+    ids=["ViT", "Swin", "Swin, padded"],
+)
+def test_it_is_no_more_than_what_autograd_keeps_and_most_of_it(small_vit: Callable[..., Any], args: Any) -> None:
+    network = small_vit(**args)
+    ratio = kept_bytes(network, torch.randn(8, *network.input_size)) / (8 * least_image_bytes(network))
     assert 1 <= ratio < 1.5
+
+
+@pytest.mark.parametrize("function", ["masks", "retina", "fast"])
+def test_of_a_detector_it_is_measured_with_what_reads_whole_levels(function: str, tmp_path: Path) -> None:
+    network = open_network(f"{write_detectors(tmp_path)}:{function}")
+    compute = open_passes(Training(device="cpu")).compute
+    pyramid, learning, alone = (
+        measured_image_bytes(network, compute, images, learns_objects=learns)
+        for images, learns in ((4, False), (4, True), (1, False))
+    )
+    assert least_image_bytes(network) < pyramid <= alone <= kept_bytes(network, torch.randn(1, 3, 64, 64))
+    target = {"boxes": torch.tensor([[4.0, 8.0, 40.0, 50.0]]), "labels": torch.tensor([2])}
+    target["masks"] = torch.ones(1, 64, 64, dtype=torch.uint8)
+    images = torch.randn(4, 3, 64, 64)
+    assert 1 <= kept_bytes(network, images) / (4 * pyramid) < 1.1
+    ratio = kept_bytes(network, images, [target] * 4) / (4 * learning)
+    assert ratio >= 1 and (ratio < 1.25 or function != "retina"), "one stage reads no boxes"
+    assert (pyramid == learning) == (function == "fast"), "a module of the user's proposes boxes"
+
+
+def test_a_batch_that_does_not_fit_beside_the_pyramid_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, training = open_network(f"{write_detectors(tmp_path)}:masks"), Training(device="cpu", batch_size=8)
+    compute = open_passes(training).compute
+    monkeypatch.setattr(memory, "memory_bytes", lambda device: 9 * least_image_bytes(network))
+    with pytest.raises(OptionError, match=r"8 images at once hold at least .*; try --grad-accum 4,"):
+        refuse_large_batch(network, training, compute, learns_objects=True)
+    refuse_large_batch(network, replace(training, batch_size=6), compute, learns_objects=True)
 
 
 def test_a_site_that_is_gone_holds_nothing(small_vit: Callable[..., Any]) -> None:

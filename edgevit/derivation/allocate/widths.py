@@ -12,7 +12,7 @@ from torch import Tensor
 from edgevit.derivation.allocate.policy import Policy, Widths
 from edgevit.derivation.solve.attention import head_singular_values
 from edgevit.derivation.solve.factorise import effective_rank
-from edgevit.network.anatomy import Block
+from edgevit.network.anatomy import Attention, Block, Ffn
 from edgevit.records.model import HEAD_WIDTHS
 
 
@@ -27,11 +27,16 @@ def _stage_scores(activation: Tensor, params: int) -> Tensor:
     """Normalise the activations [e] of one block, to compare them with those of FFNs of other sizes (Vulcan, Eq. 29).
 
     Args:
-        params: of the FFN.
+        params: number of the FFN's parameters.
     """
     least, most = activation.aminmax()
     shares: Tensor = (activation - least) / (most - least).clamp_min(torch.finfo(activation.dtype).tiny)
     return shares / log(params)
+
+
+def _params(part: Attention | Ffn) -> int:
+    """The number of an attention's or an FFN's parameters, with biases: P_M and P_F (Vulcan, Eq. 29, 30)."""
+    return sum(t.numel() for name, t in vars(part).items() if isinstance(t, Tensor) and name != "rotary")
 
 
 def adaptive_widths(scores: Sequence[Tensor], minimum: int = 1) -> Callable[[float], list[int]]:
@@ -114,16 +119,14 @@ def adaptive(blocks: Sequence[Block], activations: Sequence[Tensor], policy: Pol
     dims = [b.dims for b in blocks]
     neurons = {i: b.ffn for i, b in enumerate(blocks) if b.ffn is not None}
     if len({block.stage for block in blocks}) > 1:
-        ffn_params = {i: sum(w.numel() for w in (*part.inputs(), part.w2)) for i, part in neurons.items()}
-        scores = [_stage_scores(activations[i], ffn_params[i]) for i in neurons]
+        scores = [_stage_scores(activations[i], _params(part)) for i, part in neurons.items()]
     else:
         scores = [z_scores(activations[i]) for i in neurons]
     parts = {i: b.attention for i, b in enumerate(blocks) if b.attention is not None}
     values = head_singular_values(list(parts.values()))
-    attention_params = [sum(w.numel() for w in (a.wq, a.wk, a.wv, a.wo)) for a in parts.values()]
     head_widths = [dims[i].head_widths for i in parts]
     neurons_at = adaptive_widths(scores, policy.minimum("ffn")) if scores else lambda _: []
-    rates_at = head_rates(values, attention_params, head_widths, policy.head_minimum)
+    rates_at = head_rates(values, [_params(a) for a in parts.values()], head_widths, policy.head_minimum)
 
     def wishes_at(rate: float) -> list[Widths]:
         rates = dict(zip(parts, rates_at(rate), strict=True))

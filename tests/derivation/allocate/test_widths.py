@@ -6,7 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevit.derivation.allocate.widths import adaptive_widths, capped_rates, head_rates, z_scores
+from edgevit.derivation.allocate.policy import POLICIES
+from edgevit.derivation.allocate.widths import adaptive, adaptive_widths, capped_rates, head_rates, z_scores
+from edgevit.network.anatomy import Attention, Block, Ffn
 
 
 @given(st.integers(0, 2**31), st.floats(0.1, 0.85), st.integers(1, 4), st.booleans())
@@ -77,3 +79,45 @@ def test_larger_blocks_give_more_and_the_weighted_mean_holds():
     rates = head_rates(values, [1000, 4000], [(4, 4)] * 2, 1)(0.3)
     assert rates[1][0] > rates[0][0]
     assert (1000 * rates[0][0] + 4000 * rates[1][0]) / 5000 == pytest.approx(0.3)
+
+
+# -- blocks of unlike stages: Vulcan, Eq. 29 and 30 -------------------------------------------------------------------
+
+
+def block_of(stage, embed, neurons, vo_rank):
+    """Two heads of 4 and 4, in which products of queries and keys have 4 singular values of 1, and others `vo_rank`."""
+    rows, bias, shift = torch.eye(4, embed).repeat(2, 1, 1), torch.zeros(2, 4), torch.zeros(embed)
+    some = rows * (torch.arange(4) < vo_rank)[:, None]
+    ffn = Ffn(torch.zeros(neurons, embed), torch.zeros(neurons), torch.zeros(embed, neurons), shift)
+    return Block(Attention(rows, bias, rows, bias, some, bias, some.mT, shift), ffn, stage=stage)
+
+
+STAGES = [block_of(0, 4, 6, vo_rank=2), block_of(1, 8, 11, vo_rank=4)]
+# From the least to the most in steps of 0.2 and 0.1.
+ACTIVATIONS = [10 + torch.tensor([1.0, 0.0, 0.2, 0.8, 0.4, 0.6]), 0.1 * torch.arange(11).flip(0)]
+
+
+@pytest.mark.parametrize(("rate", "kept"), [(0.2, [5, 8]), (0.4, [4, 6]), (0.8, [2, 1])])
+def test_neurons_of_two_stages_follow_equation_29(rate, kept):
+    """P_F is 58 and 195, of logarithms 4.06 and 5.27: in hundredths the scores of the first stage are 0, 4.9, 9.9,
+    14.8, 19.7, 24.6, and those of the second 0, 1.9, 3.8, 5.7, 7.6, 9.5, 11.4, 13.3, 15.2, 17.1, 19.0.
+
+    The least 4, 7 and 14 of all 17 go.
+    """
+    wishes = adaptive(STAGES, ACTIVATIONS, POLICIES["free"])(rate)
+    assert [wish["ffn"] for wish in wishes] == kept
+
+
+def test_heads_of_two_stages_follow_equation_30_and_what_overflows_is_solved_again():
+    """P_M is 156 and 288, r = r_QK + r_VO is 8 + 4 and 8 + 8, so P / r is 13 and 18."""
+
+    def widths(rate):
+        return [(wish["qk"], wish["vo"]) for wish in adaptive(STAGES, ACTIVATIONS, POLICIES["free"])(rate)]
+
+    first, second = (444 / (156 * 13 + 288 * 18) * each * 0.3 for each in (13, 18))
+    rates = [(8 / 12 * first, 16 / 12 * first), (second, second)]
+    for seen, of_block in zip(widths(0.3), rates, strict=True):
+        assert seen == pytest.approx([4 * (1 - rate) for rate in of_block])
+    # At 0.7 the second stage's rate is 0.776, which leaves less than 1 of 4; then the VO rate of the first is, too.
+    rest = (2 * 444 * 0.7 - 2 * 288 * 0.75 - 156 * 0.75) / 156
+    assert widths(0.7) == [pytest.approx((4 * (1 - rest), 1)), pytest.approx((1, 1))]

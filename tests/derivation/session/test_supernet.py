@@ -5,15 +5,20 @@ import shutil
 from pathlib import Path
 
 import pytest
+import timm
 import torch
-from safetensors.torch import load_file
+from family_examples import SWIN
+from safetensors.torch import load_file, save_file
 from seals import reseal
-from small_base import ARGS, DEVICE, assert_same_weights, press_ctrl_c_in_step, write_cost_table
+from small_base import ARGS, DEVICE, assert_same_weights, fewer_digits, press_ctrl_c_in_step, write_cost_table
+from small_models import SWIN_ARGS
 
 import edgevit
 from edgevit.data.task import reopen
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import POLICIES
+from edgevit.derivation.methods.skd.masks import masked
+from edgevit.derivation.methods.skd.piad import narrowed
 from edgevit.derivation.methods.skd.slices import read_supernet
 from edgevit.derivation.session.derive import derive
 from edgevit.derivation.session.supernet import supernet
@@ -29,11 +34,11 @@ QUICK = {"steps": 40, "batch_size": 32, "device": DEVICE, "evaluations": 2, "lr"
 FEW = {"proxy_images": 48, "updates": 3, "points": 4}
 
 
-def make(checkpoint, out, *, training=None, options=None, **more):
+def make(checkpoint, out, *, base="vit_tiny_patch16_224", training=None, options=None, **more):
     how = Training(**{**QUICK, **(training or {})})
     given = {"data": "digits", "model_args": ARGS, "rate": 0.65, **more}
     return supernet(
-        "vit_tiny_patch16_224",
+        base,
         checkpoint=checkpoint,
         out=out,
         training=how,
@@ -244,6 +249,34 @@ def test_the_embedding_narrows_with_the_slices_if_that_is_asked_for(digits_check
     table = write_cost_table(tmp_path, narrower=[32])
     timed = derive(method="skd", supernet=made.folder, ms=0.6, cost_table=table, out=tmp_path / "timed")
     assert timed.record.budget.reached <= 0.6 and timed.model.geometry.embed in (32, 48)
+
+
+def test_a_swin_is_trained_for_every_size_in_units_of_each_stage(tmp_path):
+    arguments = {**SWIN_ARGS, "depths": [2, 1], "window_size": 3}  # shifted, and padded
+    torch.manual_seed(0)
+    save_file(timm.create_model(SWIN, **arguments).state_dict(), tmp_path / "base.safetensors")
+    with fewer_digits():
+        net = make(
+            tmp_path / "base.safetensors", tmp_path / "net", base=SWIN, model_args=arguments, accept_weak_base=True,
+            training={"steps": 4, "evaluations": 1}, options={"points": 2},
+        )  # fmt: skip
+    whole, images = load(net.folder), torch.randn(2, 3, 32, 32)
+    dims, geometry = whole.spec.blocks, whole.geometry
+    assert net.order and len({u.block for u in net.order}) == 3
+    for unit in net.order:
+        before, after = (narrowed(dims[unit.block], unit.kind, width) for width in (unit.last, unit.first))
+        rest = dims[: unit.block], dims[unit.block + 1 :]
+        costs = [geometry.macs([*rest[0], block, *rest[1]]) for block in (before, after)]
+        assert unit.macs == costs[0] - costs[1], "counted by the tokens of its stage"
+    figures = [json.loads(line) for line in (net.folder / "history.jsonl").read_text().splitlines()]
+    assert figures[-1]["step"] == 4 and min(line["units_kept"] for line in figures if "units_kept" in line) < 1
+    for rate in (0.3, 0.6):
+        slim = derive(method="skd", supernet=net.folder, rate=rate, out=tmp_path / f"m{rate}").model
+        assert 0 <= (1 - rate) * whole.spec.macs - slim.spec.macs < max(u.macs for u in net.order)
+        with torch.no_grad(), masked(whole, slim.spec.blocks, torch.device("cpu")):
+            seen = whole(images)
+        torch.testing.assert_close(slim(images), seen, rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(whole(images), seen, atol=1e-2)
 
 
 def test_a_folder_that_is_no_super_network_is_refused(net, copied, tmp_path):
