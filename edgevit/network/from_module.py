@@ -59,7 +59,9 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -
             "call torch.nn.utils.parametrize.remove_parametrizations first"
         )
     inner, family = _network_in(base)
-    adopted = Network(family.interchange.adopted(copy.deepcopy(inner)))
+    copied = family.interchange.adopted(copy.deepcopy(inner))
+    family.check(copied, alone=False)
+    adopted = Network(copied, family)
     if takes_several_sizes(base):
         base = copy.deepcopy(base)
         letterbox(base, adopted.input_size)
@@ -76,10 +78,13 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -
             check_detector(base, adopted.input_size)
             return _dense_folder(base, inner, images, builder, boxes=True)
         if not isinstance(expected, Tensor) or (base is not inner and not torch.equal(expected, inner(images))):
+            noun = type(inner).__name__
+            fault = "no tensor;" if base is inner else f"not those of the {noun} in it; give the {noun} alone, or"
             raise UnsupportedModelError(
-                f"the outputs of this {type(base).__name__} are not those of the {type(inner).__name__} in it; give "
-                f"the {type(inner).__name__} alone, or return one map [images, channels, height, width], or boxes"
+                f"the outputs of this {type(base).__name__} are {fault} return one map [images, channels, height, "
+                "width], or boxes"
             )
+    family.check(copied)
     state = {name: value.detach().cpu().contiguous() for name, value in inner.state_dict().items()}
     config = _config(inner, adopted, state)
     described = hashlib.sha256(f"{tensors_sha256(state)} {json.dumps(config)}".encode()).hexdigest()

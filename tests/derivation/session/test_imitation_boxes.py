@@ -167,9 +167,12 @@ def test_int8_is_judged_by_all_levels(derived: Any, data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_masks_of_a_swin_are_judged_too(file: Path, data: Path, tmp_path: Path) -> None:
-    record = derive(f"{file}:masks", data, tmp_path / "model").record.boxes
+@pytest.mark.parametrize("function", ["masks", "getter", "listed"])
+def test_masks_of_a_swin_are_judged_too(file: Path, data: Path, tmp_path: Path, function: str) -> None:
+    record = derive(f"{file}:{function}", data, tmp_path / "model").record.boxes
     assert record.derived.masks is not None and 0 < record.error < 0.5
+    report = edgevit.export(tmp_path / "model", data=data, fp16=False)
+    assert len(report.outputs) == 3 and report.parity["fp32"].error < 1e-5
 
 
 @pytest.mark.slow
@@ -210,7 +213,7 @@ TRAINED: dict[str, Any] = {"device": "cpu", "steps": 4, "batch_size": 8, "lr": 1
         ("masks", {"options": OPTIONS}, {"teacher_weight": 0.5, "augment": "flip"}),
         ("retina", {"options": OPTIONS}, {"teacher": "finetuned"}),
         ("fast", {"options": OPTIONS}, {"teacher": "none"}),
-        ("masks", {"method": "vulcan", "rate": 0.3, "shape": "free", "options": {"calibration_images": 24}}, {}),
+        ("listed", {"method": "vulcan", "rate": 0.3, "shape": "free", "options": {"calibration_images": 24}}, {}),
         (
             "build",
             {
