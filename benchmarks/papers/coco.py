@@ -1,15 +1,15 @@
 """Detection on COCO2017, as Vulcan (Figure 7) and NuWa report it: person, car and cat; batch 8, learning rate 5e-5.
 
     python -m benchmarks.papers.coco COCO2017 --checkpoint mask_rcnn.pth --out runs/coco
-    python -m benchmarks.papers.coco COCO2017 --backbone swin_tiny.pth --out runs/coco     # heads begin at random
     python -m benchmarks.papers.coco COCO2017 --checkpoint mask_rcnn.pth --out runs/coco --dry-run
 
 COCO2017 has annotations/instances_train2017.json, train2017/ and the same of val2017, on which all are judged. The base
 is a Mask R-CNN on a pyramid of Swin-T (`coco_network.py`), or any FILE.py:FUNCTION given with --detector; --checkpoint
-has its weights by its own names, --backbone those of its Swin alone, under timm's, Microsoft's or mmdetection's names.
-The base is fine-tuned on the three classes first, as the second baseline. vulcan and nuwa then remove the rates of the
-MACs of the backbone; what follows it stays. --dry-run takes a few images of each part and two steps, so that a path or
-a weight that does not fit shows within minutes. What is done is not repeated. No result of it is recorded here.
+has its weights by its own names, or those of its Swin alone, under timm's, Microsoft's or mmdetection's names, whose
+heads then begin at random. The base is fine-tuned on the three classes first, as the second baseline, and is cut after
+that where its heads were random. vulcan and nuwa then remove the rates of the MACs of the backbone; what follows it
+stays. --dry-run takes a few images of each part and two steps, so that a path or a weight that does not fit shows
+within minutes. What is done is not repeated. No result of it is recorded here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from safetensors.torch import save_file
 
 from benchmarks.markdown import Row, table
 from benchmarks.papers import coco_network
@@ -54,29 +52,7 @@ def reduced(root: Path, out: Path, classes: Sequence[str], images: int) -> Path:
     return out
 
 
-def with_backbone(detector: str, weights: Path, out: Path) -> Path:
-    """Write the weights of a detector whose Swin has these, and whose other parts begin at random.
-
-    Raises:
-        EdgeVitError: the weights are not of its Swin.
-    """
-    from edgevit.network.builder import built
-    from edgevit.network.opening import open_network
-
-    if not out.is_file():
-        module: Any = built(detector, None)
-        body = module.backbone.body
-        size = (body.patch_embed.img_size[0], body.patch_embed.img_size[1])
-        opened: Any = open_network(coco_network.NAME, checkpoint=weights, model_args={"img_size": size})
-        state = getattr(opened, "network", opened).module.state_dict()
-        names = body.state_dict().keys()
-        body.load_state_dict({name: value for name, value in state.items() if name in names}, strict=False)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        save_file(module.state_dict(), out)
-    return out
-
-
-def derive(options: argparse.Namespace, data: Path, checkpoint: Path, method: str, rate: float) -> Row:
+def derive(options: argparse.Namespace, data: Path, method: str, rate: float) -> Row:
     """Derive one detector, unless it is there; return what it, its base and the fine-tuned base find."""
     import edgevit
     from edgevit.network.opening import open_network
@@ -85,13 +61,14 @@ def derive(options: argparse.Namespace, data: Path, checkpoint: Path, method: st
 
     folder = options.out / f"{method}-{rate:g}"
     if not folder.is_dir():
-        base: Any = open_network(options.detector, checkpoint=checkpoint)
+        base: Any = open_network(options.detector, checkpoint=options.checkpoint)
         of_backbone = base.spec.macs - base.geometry.head_macs
         settings = {"purification_steps": options.steps} if method == "nuwa" and options.dry_run else {}
         edgevit.derive(
-            options.detector, checkpoint=checkpoint, data=data, classes=list(options.classes), output="boxes",
+            options.detector, checkpoint=options.checkpoint, data=data, classes=list(options.classes), output="boxes",
             method=method, macs=base.spec.macs - rate * of_backbone, out=folder, options=settings,
             finetune_base=True, base_steps=options.steps,
+            derive_from="finetuned" if base.spec.builder.backbone_alone else "base",
             training=Training(
                 steps=options.steps if method == "vulcan" else 0, batch_size=options.batch_size, lr=options.lr,
                 augment="flip", seed=SEED, device=options.device, evaluations=1,
@@ -124,13 +101,10 @@ def run(options: argparse.Namespace) -> str:
     if options.dry_run:
         data, rates = reduced(data, options.out / "few", options.classes, DRY_IMAGES), DRY_RATES
         options.steps = DRY_STEPS
-    checkpoint = options.checkpoint or with_backbone(
-        options.detector, options.backbone, options.out / "with_backbone.safetensors"
-    )
     lines, classes = list[list[str]](), list[str]()
     for rate in rates:
         for method in METHODS:
-            for name, found in derive(options, data, checkpoint, method, rate).items():
+            for name, found in derive(options, data, method, rate).items():
                 classes = [*found.boxes.per_class]
                 line = _line(f"{rate:g}" if name == method else "0", name, found)
                 lines += [] if line in lines else [line]
@@ -142,9 +116,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, metavar="COCO2017")
-    weights = parser.add_mutually_exclusive_group(required=True)
-    weights.add_argument("--checkpoint", type=Path, help="weights of the whole detector")
-    weights.add_argument("--backbone", type=Path, help="weights of its Swin")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="weights of the whole detector, or of its Swin")
     parser.add_argument("--detector", default=DETECTOR, metavar="FILE.py:FUNCTION")
     parser.add_argument("--classes", type=lambda text: tuple(text.split(",")), default=CLASSES)
     parser.add_argument("--steps", type=int, default=STEPS, help="of the fine-tuned base, and of vulcan")

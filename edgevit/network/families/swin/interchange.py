@@ -191,6 +191,7 @@ def named(state: Mapping[str, Tensor]) -> Weights:
         for pattern, replacement in rules:
             name = re.sub(pattern, replacement, name)
         if not name.endswith(_CONSTANTS):
+            name = re.sub(r"^layers_(\d+)\.", r"layers.\1.", name)  # of a list of timm's
             renamed[re.sub(r"^head\.(weight|bias)$", r"head.fc.\1", name)] = value.to(torch.float32)
     for name in [name for name in renamed if name.endswith((".attn.query.weight", ".attn.query.bias"))]:
         parts = [name.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
@@ -229,6 +230,8 @@ def _of_backbone(state: Mapping[str, Tensor], notes: list[str]) -> Mapping[str, 
     if not norms or "norm.weight" in state:
         return state
     last = norms[-1].partition(".")[0]
+    if others := [name for name in norms if not name.startswith(f"{last}.")]:
+        notes.append(f"norms of the other outputs of the backbone are left out of the weights: {first_names(others)}")
     without_norms = {name: value for name, value in state.items() if name not in norms}
     return {**without_norms, **{f"norm.{part}": state[f"{last}.{part}"] for part in ("weight", "bias")}}
 
@@ -246,8 +249,12 @@ def _merged_as_timm(name: str, value: Tensor) -> Tensor:
 
 def fitted(weights: Weights, network: Any, name: str, *, resample: bool, trained: Any = None) -> Weights:
     """Leave out weights that the network does not use; a window of another size is another network."""
-    unused = [key for key in sorted(weights.state) if not hasattr(network, key.partition(".")[0])]
-    unused += [key for key in sorted(weights.state) if key.startswith("head.") and not network.num_classes]
+    used = {name.partition(".")[0] for name in network.state_dict()}
+    unused = [key for key in sorted(weights.state) if key.partition(".")[0] not in used]
+    if isinstance(network.norm, nn.Identity):  # it may end before the last stage, as features_only makes it
+        stages = tuple(f"layers.{number}." for number in range(len(network.layers)))
+        later = [key for key in sorted(weights.state) if key.startswith("layers.") and not key.startswith(stages)]
+        unused = later + unused
     if not unused:
         return weights
     state = {key: value for key, value in weights.state.items() if key not in unused}
