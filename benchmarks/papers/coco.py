@@ -2,19 +2,19 @@
 
     python -m benchmarks.papers.coco COCO2017 --checkpoint mask_rcnn.pth --out runs/coco
     python -m benchmarks.papers.coco COCO2017 --checkpoint mask_rcnn.pth --out runs/coco --dry-run
-    python -m benchmarks.papers.coco COCO2017 --backbone swin_tiny.pth --out runs/heads    # they begin at random
-    python -m benchmarks.papers.coco COCO2017 --backbone swin_tiny.pth --out runs/fast \\
+    python -m benchmarks.papers.coco COCO2017 --checkpoint swin_tiny.pth --out runs/heads    # they begin at random
+    python -m benchmarks.papers.coco COCO2017 --checkpoint swin_tiny.pth --out runs/fast \\
         --detector benchmarks/papers/coco_network.py:fast_rcnn
 
 COCO2017 has annotations/instances_train2017.json, train2017/ and the same of val2017, on which all are judged. The base
 is a Mask R-CNN on a pyramid of Swin-T (`coco_network.py`), or any FILE.py:FUNCTION given with --detector. Vulcan's is
 a Fast R-CNN, whose proposals were made before; the one here judges a grid of boxes in their place, and finds less.
---checkpoint has the weights of the base by its own names, --backbone those of its Swin alone, under timm's, Microsoft's
-or mmdetection's names. The base is fine-tuned on the three classes first, as the second baseline. vulcan and nuwa then
-remove the rates of the MACs of the backbone; what follows it stays. Rates that they cannot reach are told before
-anything is trained, and in the table. --dry-run takes a few images of each part and two steps at the least of the
-rates, so that a path, a weight or a rate that does not fit shows within minutes. What is done is not repeated. No
-result of it is recorded here.
+--checkpoint has the weights of the base by its own names, or those of its Swin alone, under timm's, Microsoft's or
+mmdetection's names, whose heads then begin at random. The base is fine-tuned on the three classes first, as the second
+baseline, and is cut after that where its heads were random. vulcan and nuwa then remove the rates of the MACs of the
+backbone; what follows it stays. Rates that they cannot reach are told before anything is trained, and in the table.
+--dry-run takes a few images of each part and two steps at the least of the rates, so that a path, a weight or a rate
+that does not fit shows within minutes. What is done is not repeated. No result of it is recorded here.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
 from benchmarks.markdown import Row, table
 from benchmarks.papers import coco_network
 
@@ -38,7 +36,7 @@ METHODS = ("vulcan", "nuwa")
 SHAPE = "paper"  # removes 0.867 of the MACs of Swin-T at 800 px, `fused` 0.781
 BATCH, LR, STEPS, SEED = 8, 5e-5, 5000, 1
 DRY_IMAGES, DRY_STEPS = 80, 2
-SETTINGS = ("data", "detector", "checkpoint", "backbone", "classes", "steps", "batch_size", "lr")
+SETTINGS = ("data", "detector", "checkpoint", "classes", "steps", "batch_size", "lr")
 DETECTOR = f"{coco_network.__file__}:mask_rcnn"
 
 
@@ -79,27 +77,6 @@ def reduced(root: Path, out: Path, classes: Sequence[str], images: int) -> Path:
     return out
 
 
-def with_backbone(detector: str, weights: Path, out: Path) -> Path:
-    """Write the weights of a detector whose Swin has these, and whose other parts begin at random.
-
-    Raises:
-        EdgeVitError: the weights are not of its Swin.
-    """
-    from edgevit.network.builder import built
-    from edgevit.network.opening import open_network
-
-    if not out.is_file():
-        module: Any = built(detector, None)
-        body = module.backbone.body
-        size = (body.patch_embed.img_size[0], body.patch_embed.img_size[1])
-        opened: Any = open_network(coco_network.NAME, checkpoint=weights, model_args={"img_size": size})
-        state = getattr(opened, "network", opened).module.state_dict()
-        names = body.state_dict().keys()
-        body.load_state_dict({name: value for name, value in state.items() if name in names}, strict=False)
-        save_file(module.state_dict(), out)
-    return out
-
-
 def _macs(base: Any, rate: float) -> float:
     """The MACs of backbone and pyramid that are left where so much of the backbone goes."""
     return float(base.spec.macs - rate * (base.spec.macs - base.geometry.head_macs))
@@ -124,7 +101,7 @@ def out_of_reach(base: Any, rate: float, method: str) -> str | None:
     return None
 
 
-def derive(options: argparse.Namespace, data: Path, checkpoint: Path, base: Any, rate: float, method: str) -> Row:
+def derive(options: argparse.Namespace, data: Path, base: Any, rate: float, method: str) -> Row:
     """Derive one detector, unless it is there; return what it, its base and the fine-tuned base find."""
     import edgevit
     from edgevit.records.model_folder import ModelFolder
@@ -134,9 +111,10 @@ def derive(options: argparse.Namespace, data: Path, checkpoint: Path, base: Any,
     if not folder.is_dir():
         settings = {"purification_steps": options.steps} if method == "nuwa" and options.dry_run else {}
         edgevit.derive(
-            options.detector, checkpoint=checkpoint, data=data, classes=list(options.classes), output="boxes",
+            options.detector, checkpoint=options.checkpoint, data=data, classes=list(options.classes), output="boxes",
             method=method, macs=_macs(base, rate), shape=SHAPE, out=folder, options=settings,
             finetune_base=True, base_steps=options.steps,
+            derive_from="finetuned" if base.spec.builder.backbone_alone else "base",
             training=Training(
                 steps=options.steps if method == "vulcan" else 0, batch_size=options.batch_size, lr=options.lr,
                 augment="flip", seed=SEED, device=options.device, evaluations=1,
@@ -172,10 +150,7 @@ def run(options: argparse.Namespace) -> str:
     if options.dry_run:
         options.out, options.steps = options.out / "dry-run", DRY_STEPS  # its models are not those of the run
     check_settings(options)
-    checkpoint = options.checkpoint or with_backbone(
-        options.detector, options.backbone, options.out / "with_backbone.safetensors"
-    )
-    base: Any = open_network(options.detector, checkpoint=checkpoint)
+    base: Any = open_network(options.detector, checkpoint=options.checkpoint)
     cases = list(product(sorted(options.rates), METHODS))
     reasons = {case: reason for case in cases if (reason := out_of_reach(base, *case))}
     for reason in reasons.values():
@@ -185,7 +160,7 @@ def run(options: argparse.Namespace) -> str:
         data, due = reduced(data, options.out / "few", options.classes, DRY_IMAGES), due[: len(METHODS)]
     lines, classes = list[list[str]](), list[str]()
     for rate, method in due:
-        for name, found in derive(options, data, checkpoint, base, rate, method).items():
+        for name, found in derive(options, data, base, rate, method).items():
             classes = [*found.boxes.per_class]
             line = _line(f"{rate:g}" if name == method else "0", name, found)
             lines += [] if line in lines else [line]
@@ -199,9 +174,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, metavar="COCO2017")
-    weights = parser.add_mutually_exclusive_group(required=True)
-    weights.add_argument("--checkpoint", type=Path, help="weights of the whole detector")
-    weights.add_argument("--backbone", type=Path, help="weights of its Swin")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="weights of the whole detector, or of its Swin")
     parser.add_argument("--detector", default=DETECTOR, metavar="FILE.py:FUNCTION")
     parser.add_argument("--classes", type=lambda text: tuple(text.split(",")), default=CLASSES)
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="shares of the backbone's MACs")

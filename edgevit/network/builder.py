@@ -138,20 +138,22 @@ def _once(file: Path) -> Iterator[None]:
         _RUNNING.pop()
 
 
-def built(base: object, checkpoint: Path | None) -> nn.Module:
-    """Run the function, which takes no arguments, and fill its module with the weights of a checkpoint, if given.
+def built(base: object) -> nn.Module:
+    """Run the function, which takes no arguments; weights that it makes with torch at random are always the same.
 
     Raises:
-        CheckpointError: it raises, returns no module, or the weights do not fit the module.
+        CheckpointError: it raises, or returns no module.
     """
+    import torch
     from torch import nn
 
-    from edgevit.network.weights import fill_network, first_line, read_weights
+    from edgevit.network.weights import first_line
 
     file, function = builder_parts(base)
     sys.path.insert(0, str(file.resolve().parent))  # for what it imports beside it
     try:
-        with _once(file):
+        with _once(file), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
             module = runpy.run_path(str(file))[function]()
     except (Exception, SystemExit) as error:  # any end of the user's code
         raise CheckpointError(f"{base} raised {type(error).__name__}: {first_line(error, 200)}; correct it") from error
@@ -159,11 +161,4 @@ def built(base: object, checkpoint: Path | None) -> nn.Module:
         sys.path.pop(0)
     if not isinstance(module, nn.Module):
         raise CheckpointError(f"{base} returns a {type(module).__name__}, expected a torch.nn.Module")
-    if checkpoint is not None:
-        names, prefix = [*module.state_dict()], ""
-        while names and all("." in name for name in names) and len({name.partition(".")[0] for name in names}) == 1:
-            prefix += names[0].partition(".")[0] + "."  # which reading removes
-            names = [name.partition(".")[2] for name in names]
-        state = {f"{prefix}{name}": value for name, value in read_weights(checkpoint).items()}
-        fill_network(module, state, checkpoint, str(base))
     return module

@@ -66,8 +66,8 @@ class DenseFamily:
     def matches(self, module: nn.Module, /) -> bool:
         return self.family.matches(self.inside(module))
 
-    def check(self, module: nn.Module, /) -> None:
-        self.family.check(self.inside(module))
+    def check(self, module: nn.Module, /, *, alone: bool = False) -> None:
+        self.family.check(self.inside(module), alone=alone)
 
     # -- structure
 

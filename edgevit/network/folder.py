@@ -109,7 +109,7 @@ def _made_again(files: ModelFolder, spec: ModelSpec, facts: BuilderFacts, run_co
     if not run_code:
         refuse_unknown(file, facts.sha256, facts.function)
     builder = Builder.at(file, facts.function)
-    made = built(f"{file}:{facts.function}", None).eval()
+    made = built(f"{file}:{facts.function}").eval()
     boxes = spec.output == "boxes"
     module = Pyramid(made).eval() if boxes else made
     if spec.narrowed_rest is not None:

@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from edgevit.errors import UnsupportedModelError
 from edgevit.network.builder import Builder
 from edgevit.network.dense import within
 from edgevit.network.detector import Pyramid, check_detector, is_detections, letterbox, takes_several_sizes
-from edgevit.network.families import Family, architecture, family_names, load_family
+from edgevit.network.families import architecture
+from edgevit.network.filling import network_in
 from edgevit.network.folder import load, save
 from edgevit.network.model import Model, describe, tensors_sha256
 from edgevit.network.network import Network
@@ -33,7 +35,7 @@ from edgevit.records.writing import cache_folder, new_folder
 _TOLERANCE = 1e-3  # accepted difference of outputs, relative to the largest: kernels of two devices differ by less
 
 
-def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -> Any:
+def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *, backbone_alone: bool = False) -> Any:
     """The folder of a module's weights, written to the user's cache; anything but a module is returned unchanged.
 
     A module of edgevit, of timm, one whose outputs are those of the single such network in it, or a head behind such a
@@ -41,6 +43,7 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -
 
     Args:
         builder: the file and the function of it that made the module; None: its class made it.
+        backbone_alone: whether weights were given of the network in it alone.
 
     Raises:
         UnsupportedModelError: it has no network of a supported family, or several, or its outputs are not those of the
@@ -58,12 +61,14 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -
             f"the weights of {', '.join(computed[:3])} are computed by a parametrisation, which no file keeps; "
             "call torch.nn.utils.parametrize.remove_parametrizations first"
         )
-    inner, family = _network_in(base)
-    adopted = Network(family.interchange.adopted(copy.deepcopy(inner)))
+    path, inner, family = network_in(base)
+    copied = family.interchange.adopted(copy.deepcopy(inner))
+    family.check(copied, alone=False)
+    adopted = Network(copied, family)
     if takes_several_sizes(base):
         base = copy.deepcopy(base)
         letterbox(base, adopted.input_size)
-        inner, _ = _network_in(base)
+        inner = base.get_submodule(path)
     with _evaluating(base), torch.inference_mode():
         images = torch.rand(2, *adopted.input_size, generator=torch.Generator().manual_seed(0))
         images = images.to(next(base.parameters()))
@@ -71,15 +76,18 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -
             check_detector(base, adopted.input_size)
         expected = base(images)
         if isinstance(expected, Tensor) and expected.ndim == 4:
-            return _dense_folder(base, inner, images, builder)
+            return _dense_folder(base, path, images, builder, backbone_alone=backbone_alone)
         if is_detections(expected):
             check_detector(base, adopted.input_size)
-            return _dense_folder(base, inner, images, builder, boxes=True)
+            return _dense_folder(base, path, images, builder, boxes=True, backbone_alone=backbone_alone)
         if not isinstance(expected, Tensor) or (base is not inner and not torch.equal(expected, inner(images))):
+            noun = type(inner).__name__
+            fault = "no tensor;" if base is inner else f"not those of the {noun} in it; give the {noun} alone, or"
             raise UnsupportedModelError(
-                f"the outputs of this {type(base).__name__} are not those of the {type(inner).__name__} in it; give "
-                f"the {type(inner).__name__} alone, or return one map [images, channels, height, width], or boxes"
+                f"the outputs of this {type(base).__name__} are {fault} return one map [images, channels, height, "
+                "width], or boxes"
             )
+    family.check(copied)
     state = {name: value.detach().cpu().contiguous() for name, value in inner.state_dict().items()}
     config = _config(inner, adopted, state)
     described = hashlib.sha256(f"{tensors_sha256(state)} {json.dumps(config)}".encode()).hexdigest()
@@ -102,26 +110,34 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -
 
 
 def _dense_folder(
-    module: nn.Module, inner: nn.Module, images: Tensor, place: tuple[Path, str] | None, *, boxes: bool = False
+    module: nn.Module,
+    path: str,
+    images: Tensor,
+    place: tuple[Path, str] | None,
+    *,
+    boxes: bool = False,
+    backbone_alone: bool = False,
 ) -> Path:
     """Write the model folder of a module with a head of the user's to the cache.
 
     Raises:
         UnsupportedModelError: it cannot be made again, or not be cut.
     """
-    names = [name for name, part in module.named_modules() if part is inner]
-    if names == [""]:
+    if not path:
+        noun = type(module).__name__
         raise UnsupportedModelError(
-            f"this {type(module).__name__} is a {type(inner).__name__} itself; make that an attribute of the module "
-            "with the head"
+            f"this {noun} is a {noun} itself; make that an attribute of the module with the head"
         )
     builder = Builder.at(*(place or _file_of_class(module)))
-    module, path = copy.deepcopy(module).eval(), names[0]
+    module = copy.deepcopy(module).eval()
     if boxes:
         module, path = Pyramid(module).eval(), f"detector.{path}"
     family = within(module, path, builder, images)
     name = architecture(family.inside(module))
     model = describe(Network(module, family), name, {})
+    assert model.spec.builder is not None, "of a network with a head"
+    facts = replace(model.spec.builder, backbone_alone=backbone_alone)
+    model = Model(model, replace(model.spec, builder=facts))
     folder = _cached(model)
     with torch.inference_mode():
         expected, actual = (network(images.cpu()) for network in (model.cpu(), load(folder)))
@@ -172,31 +188,6 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in was_training.items():
             part.training = training
-
-
-def _network_in(module: nn.Module) -> tuple[nn.Module, Family]:
-    """The network of a supported family in a module, at any depth.
-
-    Raises:
-        UnsupportedModelError: there is none, or several.
-    """
-    if isinstance(module, Network):
-        return module.module, module.family
-    families = [load_family(name) for name in family_names()]
-    networks: dict[str, tuple[nn.Module, Family]] = {}
-    for name, part in module.named_modules():
-        if any(name.startswith(f"{outer}.") or not outer for outer in networks):
-            continue
-        for family in families:
-            if family.matches(part):
-                networks[name] = part, family
-    if len(networks) != 1:
-        listed = ", ".join(networks) if networks else "none"
-        raise UnsupportedModelError(
-            f"a {type(module).__name__} must contain one network of {', '.join(family_names())} (timm's "
-            f"SwinTransformer, VisionTransformer, DeiT or DINOv3), and has {listed}; give the network itself"
-        )
-    return next(iter(networks.values()))
 
 
 def _config(module: Any, network: Network, state: dict[str, Tensor]) -> dict[str, Any]:

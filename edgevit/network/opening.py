@@ -20,6 +20,7 @@ from edgevit.network.copies import without_values
 from edgevit.network.creation import check_timm_name, create_timm_network, try_once
 from edgevit.network.detector import Pyramid
 from edgevit.network.families import Interchange, family_like, family_names, load_family
+from edgevit.network.filling import fill_module
 from edgevit.network.folder import load
 from edgevit.network.model import Headless, Model, describe, resolved_preprocessing, tensors_sha256
 from edgevit.network.network import Network
@@ -102,13 +103,15 @@ def _open(
     check_openable(base, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
     base, progress = plain_base(base), progress or Silent()
     if is_builder(base):
-        base, checkpoint = _built_folder(base, checkpoint), None
+        base, checkpoint = _built_folder(base, checkpoint, progress), None
     overrides = {part: value for part, value in (preprocessing or {}).items() if value is not None}
     if is_release(Path(base)):
         return _open_weights(None, model_args or {}, Path(base), overrides, progress)
     if Path(base).is_dir():
         model = load(base)
         spec = model.spec
+        if spec.builder is not None and spec.builder.backbone_alone:
+            progress.warn(spec.builder.alone_text)
         if spec.output_kind == "features" and not spec.outputs and not spec.depths:
             return Headless(model, spec.timm_name, spec.timm_args, {**spec.preprocessing, **overrides})
         # It is its own base now.
@@ -133,12 +136,14 @@ def _open(
     return _opened(create_timm_network(name, args, pretrained=pretrained), name, args, overrides)
 
 
-def _built_folder(base: str | Path, checkpoint: str | Path | None) -> Path:
+def _built_folder(base: str | Path, checkpoint: str | Path | None, progress: Progress) -> Path:
     """The folder of the network that a function in a Python file builds."""
     from edgevit.network.from_module import path_of
 
-    module = built(base, None if checkpoint is None else weights_of(Path(checkpoint)))
-    folder: Path = path_of(module, str(base), builder_parts(base))
+    module, alone = built(base), False
+    if checkpoint is not None:
+        module, alone = fill_module(module, weights_of(Path(checkpoint)), str(base), progress.note)
+    folder: Path = path_of(module, str(base), builder_parts(base), backbone_alone=alone)
     return folder
 
 
@@ -164,7 +169,7 @@ def network_without_weights(
     """
     base, args = plain_base(base), dict(model_args or {})
     if is_builder(base):
-        base, checkpoint = _built_folder(base, checkpoint), None
+        base, checkpoint = _built_folder(base, checkpoint, Silent()), None
     if checkpoint is not None or is_release(Path(base)):
         opened = open_network(base, checkpoint=checkpoint, model_args=args)
         spec = opened.spec if isinstance(opened, Model) else opened

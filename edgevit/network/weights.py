@@ -264,26 +264,30 @@ def first_names(names: Sequence[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
+def misfit(network: nn.Module, state: Mapping[str, Tensor], limit: int = 3) -> str | None:
+    """How weights differ from a network's in at most `limit` names or a shape, as the end of a sentence; None: not."""
+    expected = network.state_dict()
+    missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    if missing or unexpected:
+        lacks = [f"lacks {first_names(missing, limit)}"] * bool(missing)
+        return "it " + " and ".join([*lacks, *[f"has unknown {first_names(unexpected, limit)}"] * bool(unexpected)])
+    for key, value in expected.items():
+        if value.shape != state[key].shape:
+            return f"{key} is {list(state[key].shape)}, expected {list(value.shape)}"
+    return None
+
+
 def fill_network(network: nn.Module, state: Mapping[str, Tensor], path: Path, name: str) -> None:
     """Load weights into a network, which may be on the meta device.
 
     Raises:
         CheckpointError: names or shapes differ, so the weights are of another architecture; or some are not finite.
     """
-    expected = network.state_dict()
-    missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
-    if missing or unexpected:
-        lacks = [f"lacks {first_names(missing)}"] * bool(missing)
-        parts = [*lacks, *[f"has unknown {first_names(unexpected)}"] * bool(unexpected)]
+    if (fault := misfit(network, state)) is not None:
         raise CheckpointError(
-            f"{path} does not fit {name}: it {' and '.join(parts)}; check the name of the base and --model-arg"
+            f"{path} does not fit {name}: {fault}; check the name of the base and --model-arg (img_size, patch_size, "
+            "num_classes)"
         )
-    for key, value in expected.items():
-        if value.shape != state[key].shape:
-            raise CheckpointError(
-                f"{path} does not fit {name}: {key} is {list(state[key].shape)}, expected {list(value.shape)}; "
-                f"check the name of the base and --model-arg (img_size, patch_size, num_classes)"
-            )
     for key, value in state.items():
         if value.is_floating_point() and value.numel() and not bool(torch.isfinite(torch.stack(value.aminmax())).all()):
             count = int((~torch.isfinite(value)).sum())

@@ -302,6 +302,7 @@ class AssumptionsRecord:
     output_names: tuple[ClassName, ...] | None
     preprocessing_from: dict[str, str]
     base_check: BaseCheckRecord | None = None
+    backbone_alone: bool = False  # whether what follows the base's backbone was not trained before
 
 
 @dataclass(frozen=True)

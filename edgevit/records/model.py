@@ -167,6 +167,13 @@ class BuilderFacts:
     sha256: Sha256  # hash of builder.py
     # The blocks, from 0, whose tokens alone of the network the head reads; none: not known.
     read: tuple[Index, ...] = ()
+    # Whether weights were given of the network alone, so that the rest is as the function makes it.
+    backbone_alone: bool = False
+
+    @property
+    def alone_text(self) -> str:
+        """Describe what has weights where the network alone has, as a sentence without a stop."""
+        return f"the weights are of {self.network} alone; the rest begins as {self.function} makes it"
 
 
 @dataclass(frozen=True)

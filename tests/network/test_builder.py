@@ -10,6 +10,7 @@ import torch
 from small_models import ARGS
 
 from edgevit.errors import CheckpointError, EdgeVitError, UnsupportedModelError
+from edgevit.network.builder import built
 from edgevit.network.model import Model, tensors_sha256
 from edgevit.network.opening import network_without_weights, open_network
 
@@ -64,6 +65,16 @@ def test_a_built_module_with_a_checkpoint_is_the_network_of_that_checkpoint(file
     assert isinstance(opened, Model)
     assert tensors_sha256(opened.state_dict()) == tensors_sha256(network.state_dict())
     assert len(network_without_weights(f"{file}:build").dims) == 2
+
+
+def test_what_begins_at_random_is_the_same_each_time(file: Path) -> None:
+    found = set()
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        found.add(tensors_sha256(built(f"{file}:build").state_dict()))
+        assert torch.equal(torch.get_rng_state(), state)
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize(

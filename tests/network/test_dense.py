@@ -127,6 +127,15 @@ def test_the_embedding_stays_where_the_head_reads_more_than_blocks_put_out(funct
     assert "may read more" in str(opened.geometry.fixed_embed)  # type: ignore[union-attr]
 
 
+def test_how_the_network_itself_pools_does_not_matter_behind_a_head(tmp_path: Path) -> None:
+    opened: Any = open_network(f"{write_depth(tmp_path, wrong=True)}:Pooled")
+    slim = opened.build([replace(b, ffn=b.ffn.keep(slice(40))) for b in opened.read()]).eval()
+    save(Model(slim, replace(derived_spec(opened.spec, slim, "full", ()), output="values")), tmp_path / "slim")
+    with torch.inference_mode():
+        torch.testing.assert_close(edgevit.load(tmp_path / "slim")(IMAGES), slim(IMAGES))
+    assert "pooling by 'map'" in str(opened.geometry.fixed_embed)
+
+
 def test_a_block_is_read_that_is_only_compared_with_a_limit(tmp_path: Path) -> None:
     opened = open_network(f"{write_depth(tmp_path, wrong=True)}:Limit")
     assert opened.family.read == (0, 2)  # type: ignore[union-attr]

@@ -42,7 +42,7 @@ def opened(file: Path, function: str) -> Any:
     return network
 
 
-@pytest.mark.parametrize("function", ["build", "masks", "retina", "fast"])
+@pytest.mark.parametrize("function", ["build", "masks", "retina", "fast", "getter", "listed", "named"])
 def test_its_output_is_what_the_backbone_gives_and_it_still_detects(file: Path, function: str) -> None:
     network, detector = opened(file, function), made(file, function)
     with torch.inference_mode():
@@ -50,7 +50,7 @@ def test_its_output_is_what_the_backbone_gives_and_it_still_detects(file: Path, 
         torch.testing.assert_close(network(IMAGES), torch.cat([x.flatten(1) for x in levels.values()], 1))
         assert [*network.module.levels(IMAGES)] == [f"level_{name}" for name in levels]
         (answer,), (expected,) = (each([IMAGES[0]]) for each in (network.module.detector, detector))
-    assert is_detections([answer]) and ("masks" in answer) == (function == "masks")
+    assert is_detections([answer]) and ("masks" in answer) == (function not in ("build", "retina", "fast"))
     torch.testing.assert_close(answer, expected, rtol=1e-3, atol=1e-3)
     assert network.spec.output == "boxes" and network.preprocessing["mean"] == [0.485, 0.456, 0.406]
 
@@ -122,8 +122,27 @@ def test_a_cut_swin_in_a_detector_is_written_and_read_again(file: Path, tmp_path
         torch.testing.assert_close(loaded.outputs_after(tokens, IMAGES), loaded(IMAGES))
 
 
-def test_a_narrower_swin_gives_back_the_whole_width_to_the_levels_of_a_pyramid(file: Path, tmp_path: Path) -> None:
-    network = opened(file, "masks")
+@pytest.mark.parametrize("function", ["getter", "listed"])
+def test_a_swin_of_features_only_is_the_same_again_where_nothing_is_cut(
+    file: Path, tmp_path: Path, function: str
+) -> None:
+    network, detector = opened(file, function), made(file, function)
+    copied = network.build(network.read()).eval()
+    save(Model(copied, derived_spec(network.spec, copied, "full", ())), tmp_path / "copy")
+    loaded: Any = edgevit.load(tmp_path / "copy")
+    with torch.inference_mode():
+        expected = torch.cat([x.flatten(1) for x in detector.backbone(IMAGES).values()], 1)
+        torch.testing.assert_close(loaded(IMAGES), expected)
+        torch.testing.assert_close(loaded(IMAGES), network(IMAGES), rtol=0, atol=0)
+        (found,), (wanted,) = (each([IMAGES[0]]) for each in (loaded.module.detector, detector))
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("function", ["masks", "listed"])
+def test_a_narrower_swin_gives_back_the_whole_width_to_the_levels_of_a_pyramid(
+    file: Path, tmp_path: Path, function: str
+) -> None:
+    network = opened(file, function)
     assert network.family.read == (1, 2, 3), "the last block of each stage"
     with torch.inference_mode():
         turned = network.with_embedding(encoders(network, 64))
@@ -165,6 +184,7 @@ def test_the_rest_of_a_detector_reads_levels_of_elsewhere(file: Path) -> None:
             r"resizes images to fixed_size=\(96, 96\), padded to .* of 16, .* give it fixed_size=\(64, 64\)",
         ),
         ("resnet", "a FasterRCNN must contain one network of bert, swin, vit .* and has none"),
+        ("hooked", "reads maps by hooks, which copies do not have; make it with feature_cls='getter'"),
         ("Alone", "gives boxes, and has no backbone and transform of these names"),
     ],
 )

@@ -148,6 +148,14 @@ class Auxiliary(Depth):
         x = super().forward(images)
         return (x, x.mean()) if self.training else x
 
+class Pooled(Depth):
+    def __init__(self):
+        super().__init__()
+        self.backbone = timm.create_model(
+            "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=3, embed_dim=64, num_heads=2, num_classes=0,
+            global_pool="map", class_token=False,
+        )
+
 class Two(nn.Module):
     def __init__(self):
         super().__init__()

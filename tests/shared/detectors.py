@@ -43,21 +43,40 @@ class ViTPyramid(nn.Module):
         return OrderedDict([("0", self.up(x)), ("1", self.same(x)), ("2", self.down(x))])
 
 
+def swin(**options):
+    torch.manual_seed(0)
+    return timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=SIZE, patch_size=8, embed_dim=16, depths=(2, 1, 1),
+        num_heads=(2, 2, 4), window_size=4, drop_path_rate=0, **options,
+    )
+
+
 class SwinPyramid(nn.Module):
     out_channels = 16
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(0)
-        self.body = timm.create_model(
-            "swin_tiny_patch4_window7_224", img_size=SIZE, patch_size=8, embed_dim=16, depths=(2, 1, 1),
-            num_heads=(2, 2, 4), window_size=4, num_classes=0, drop_path_rate=0,
-        )
+        self.body = swin(num_classes=0)
         self.fpn = FeaturePyramidNetwork([16, 32, 64], 16)
 
     def forward(self, images):
         maps = self.body.forward_intermediates(images, intermediates_only=True)
         return self.fpn(OrderedDict((str(i), x) for i, x in enumerate(maps)))
+
+
+class FeaturesPyramid(nn.Module):
+    out_channels = 16
+
+    def __init__(self, stages=(0, 1, 2), **options):
+        super().__init__()
+        self.body = swin(features_only=True, out_indices=stages, **options)
+        self.fpn = FeaturePyramidNetwork(self.body.feature_info.channels(), 16)
+
+    def forward(self, images):
+        maps = self.body(images)
+        named = maps.items() if isinstance(maps, dict) else zip("012", maps)
+        last = self.body.output_fmt == "NHWC"
+        return self.fpn(OrderedDict((name, x.permute(0, 3, 1, 2) if last else x) for name, x in named))
 
 
 def detector(kind, backbone, levels=3, **options):
@@ -78,6 +97,22 @@ def build():
 
 def masks():
     return detector(MaskRCNN, SwinPyramid())
+
+
+def getter():
+    return detector(MaskRCNN, FeaturesPyramid(feature_cls="getter"))
+
+
+def listed():
+    return detector(MaskRCNN, FeaturesPyramid())
+
+
+def named():
+    return detector(MaskRCNN, FeaturesPyramid((0, 2), feature_cls="dict"), levels=2)
+
+
+def hooked():
+    return detector(MaskRCNN, FeaturesPyramid(feature_cls="hook"))
 
 
 class Grid(nn.Module):

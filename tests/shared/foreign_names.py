@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import torch
 from torch import Tensor
 
 
@@ -68,6 +69,39 @@ def torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
             name = re.sub(pattern, replacement, name)
         renamed[name] = value
     return renamed
+
+
+def microsoft_swin(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What Microsoft's release calls the weights of a timm Swin: tokens are merged where a stage ends."""
+    found = {}
+    for name, value in state.items():
+        if ".downsample." in name:
+            name = re.sub(r"layers\.(\d+)", lambda match: f"layers.{int(match[1]) - 1}", name)
+        found[name.replace("head.fc.", "head.")] = value
+    return found
+
+
+def mmdetection_swin(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What mmdetection calls the weights of a timm Swin in a detector, beside others of that detector.
+
+    Built from the module's own functions: unfold gives the four merged tokens channel by channel.
+    """
+    names = {
+        "layers.": "stages.", "attn.": "attn.w_msa.", "mlp.fc1": "ffn.layers.0.0", "mlp.fc2": "ffn.layers.1",
+        "patch_embed.proj.": "patch_embed.projection.",
+    }  # fmt: skip
+    found = {}
+    for name, value in microsoft_swin(state).items():
+        if ".downsample." in name:
+            width = value.shape[-1] // 4
+            tokens = torch.arange(4 * width).reshape(2, 2, width)  # [column, row, channel], as timm joins them
+            order = torch.nn.functional.unfold(tokens.permute(2, 1, 0)[None].float(), 2).flatten().long()
+            value = value[..., order]
+        for own_name, other in names.items():
+            name = name.replace(own_name, other)
+        found["backbone." + re.sub(r"^norm\.", "norm2.", name)] = value
+    found |= {"backbone.norm1.weight": torch.zeros(3), "backbone.norm1.bias": torch.zeros(3)}
+    return found | {"neck.lateral_convs.0.conv.weight": torch.zeros(1), "rpn_head.rpn_conv.weight": torch.zeros(1)}
 
 
 def hugging_face_swin(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -79,6 +79,8 @@ def base(request: BaseRequest, progress: Progress | None = None) -> Model:
         if request.data is not None and not request.checked:
             hint = _checked(opened, model.spec.class_names, request, progress)
     origin = None if head is None else f"It was given {head.format()}."
+    if (builder := model.spec.builder) is not None and builder.backbone_alone:
+        origin = f"{builder.alone_text[0].upper()}{builder.alone_text[1:]}."
     if request.training.steps:
         model, choice = _trained(model, request, progress)
         origin = "\n".join(filter(None, (origin, f"{choice}.")))

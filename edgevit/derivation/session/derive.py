@@ -46,6 +46,7 @@ from edgevit.network.opening import open_network
 from edgevit.network.output import may_be_varied
 from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import DerivationRecord, Facts
+from edgevit.records.model import BuilderFacts
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.plan import PlanRecord
 from edgevit.request import takes_options
@@ -168,6 +169,7 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
     if request.output == "boxes" and _reads_objects(request, method, config, training):
         objects = learnt_objects(opened.network, opened.task)
         opened = replace(opened, task=replace(opened.task, objects=objects))
+    _refuse_random_rest(opened.base, request, training, base_training)
     if request.unlabelled is not None and not method.reads_unlabelled:
         refuse_untaught(training)
     return ResolvedDerivation(
@@ -180,6 +182,34 @@ def _reads_objects(request: DeriveRequest, method: Method[Any], config: Any, tra
     trains_base = request.finetunes_base or (training.has_teacher and training.teacher == "finetuned")
     alone = training.steps != 0 and (not training.has_teacher or training.teacher_weight != 1)
     return method.reads_labels(config) or trains_base or alone
+
+
+def _refuse_random_rest(base: Model, request: DeriveRequest, training: Training, base_training: Training) -> None:
+    """Refuse a base with weights of its backbone alone, unless what follows that is trained by a detector's losses.
+
+    The model would imitate its base as well as any other, and find nothing, as does the base.
+
+    Raises:
+        OptionError: nothing trains it.
+    """
+    builder = base.spec.builder
+    if builder is None or not builder.backbone_alone:
+        return
+    hint = "train it first"
+    if base.spec.output == "boxes":
+        learns = training.steps and (not training.has_teacher or training.teacher_weight != 1)
+        if learns or (request.derive_from == "finetuned" and base_training.steps):
+            return
+        hint = "--derive-from finetuned, or --teacher none with --steps"
+    raise OptionError(f"{builder.alone_text}, and nothing trains it; give the weights of all, or {hint}")
+
+
+def _rest_is_as_made(base: Network, derived: Network, builder: BuilderFacts) -> bool:
+    """Whether a training has left every weight behind the backbone as it was."""
+    before, after = base.state_dict(), derived.state_dict()
+    rest = [name for name in before if name in after and not name.startswith(f"{builder.network}.")]
+    same_shape = [name for name in rest if before[name].shape == after[name].shape]
+    return all(torch.equal(before[name].cpu(), after[name].cpu()) for name in same_shape)
 
 
 def _base_steps(request: DeriveRequest, steps: int | None, images: int) -> int | None:
@@ -246,6 +276,11 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
     network = derived.network.cpu().eval()
     spec = derived_spec(opened.base.spec, network, opened.head, opened.task.classes)
     spec = replace(spec, rejection=results.rule)
+    if spec.builder is not None and spec.builder.backbone_alone:
+        builder = replace(spec.builder, backbone_alone=_rest_is_as_made(reference, network, spec.builder))
+        spec = replace(spec, builder=builder)
+        if builder.backbone_alone:
+            problem.progress.warn(f"{builder.alone_text}: no step of the training was better; try more --steps")
     if narrowed_rest is not None:
         spec = spec_with_rest(spec, narrowed_rest)
     cost = problem.budget.cost(spec.blocks, network.geometry)

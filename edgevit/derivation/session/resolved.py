@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,10 @@ class ResolvedDerivation:
 
     def record(self, checked: BaseCheckRecord | None, **results: Any) -> DerivationRecord:
         """The record in derivation.json: the request, and `results` by their names there."""
-        task, assumed = self.opened.task, self.opened.assumed
+        task, assumed, builder = self.opened.task, self.opened.assumed, self.opened.base.spec.builder
+        assumptions = None if assumed is None else assumed.record(checked)
+        if assumptions is not None and builder is not None:
+            assumptions = replace(assumptions, backbone_alone=builder.backbone_alone)
         return DerivationRecord(
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             versions=versions(),
@@ -79,7 +82,7 @@ class ResolvedDerivation:
             shape=shape_record(self.policy),
             head=self.opened.head,
             data=task.record() if task.has_images else None,
-            assumptions=None if assumed is None else assumed.record(checked),
+            assumptions=assumptions,
             fitted_head=self.opened.fitted,
             job=self.request.job,
             **results,

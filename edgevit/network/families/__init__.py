@@ -81,8 +81,12 @@ class Family(Protocol):
     def matches(self, module: nn.Module, /) -> bool:
         """Whether the module is of this family, even if it cannot be pruned."""
 
-    def check(self, module: nn.Module, /) -> None:
-        """Raise UnsupportedModelError, with the reason, if the module cannot be pruned."""
+    def check(self, module: nn.Module, /, *, alone: bool = True) -> None:
+        """Raise UnsupportedModelError, with the reason, if the module cannot be pruned.
+
+        Args:
+            alone: whether its own head counts; else a head of the user's reads its tokens.
+        """
 
     # -- structure
 

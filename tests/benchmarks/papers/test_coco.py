@@ -7,12 +7,13 @@ import sys
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import timm
 import torch
 from detectors import write_detectors
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou
 
@@ -51,7 +52,7 @@ def small_detector(folder: Path) -> tuple[object, ...]:
     text = write_detectors(folder).read_text().replace("kind(backbone, 4,", "kind(backbone, 7,")
     (folder / "my_detector.py").write_text(text)
     detector, weights = f"{folder / 'my_detector.py'}:masks", folder / "weights.safetensors"
-    save_file(built(detector, None).state_dict(), weights)
+    save_file(built(detector).state_dict(), weights)
     return "--detector", detector, "--checkpoint", weights
 
 
@@ -101,7 +102,7 @@ def test_the_papers_rates_are_within_reach_of_the_default_backbone() -> None:
 
 def test_a_wrong_path_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match=r"has no annotations/, which COCO2017 has; unpack"):
-        command(monkeypatch, tmp_path, "--backbone", tmp_path / "x.pth", "--out", tmp_path / "out")
+        command(monkeypatch, tmp_path, "--checkpoint", tmp_path / "x.pth", "--out", tmp_path / "out")
 
 
 def test_the_boxes_of_the_fast_rcnn_are_the_same_for_every_image_and_near_most_objects() -> None:
@@ -125,10 +126,9 @@ def test_weights_of_the_swin_alone_are_put_into_the_detector(tmp_path: Path, fun
     file.write_text(Path(coco_network.__file__).read_text().replace("= 800, 256, 91", "= 224, 16, 91"))
     body = timm.create_model(coco_network.NAME, num_classes=3)
     save_file(body.state_dict(), tmp_path / "swin.safetensors")
-    made = coco.with_backbone(f"{file}:{function}", tmp_path / "swin.safetensors", tmp_path / "detector.safetensors")
-    state, wanted = load_file(made), body.state_dict()
-    same = [name for name in wanted if f"backbone.body.{name}" in state]
-    assert len(same) > 150
+    made: Any = open_network(f"{file}:{function}", checkpoint=tmp_path / "swin.safetensors")
+    state, wanted = made.state_dict(), body.state_dict()
+    same = [name for name in wanted if f"detector.backbone.body.{name}" in state]
+    assert len(same) > 150 and made.spec.builder.backbone_alone and made.spec.rest.proposals == proposals
     for name in same:
-        torch.testing.assert_close(state[f"backbone.body.{name}"], wanted[name])
-    assert open_network(f"{file}:{function}", checkpoint=made).spec.rest.proposals == proposals  # type: ignore[union-attr]
+        torch.testing.assert_close(state[f"detector.backbone.body.{name}"], wanted[name])

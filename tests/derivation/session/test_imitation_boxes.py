@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -167,9 +168,12 @@ def test_int8_is_judged_by_all_levels(derived: Any, data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_masks_of_a_swin_are_judged_too(file: Path, data: Path, tmp_path: Path) -> None:
-    record = derive(f"{file}:masks", data, tmp_path / "model").record.boxes
+@pytest.mark.parametrize("function", ["masks", "getter", "listed"])
+def test_masks_of_a_swin_are_judged_too(file: Path, data: Path, tmp_path: Path, function: str) -> None:
+    record = derive(f"{file}:{function}", data, tmp_path / "model").record.boxes
     assert record.derived.masks is not None and 0 < record.error < 0.5
+    report = edgevit.export(tmp_path / "model", data=data, fp16=False)
+    assert len(report.outputs) == 3 and report.parity["fp32"].error < 1e-5
 
 
 @pytest.mark.slow
@@ -210,7 +214,7 @@ TRAINED: dict[str, Any] = {"device": "cpu", "steps": 4, "batch_size": 8, "lr": 1
         ("masks", {"options": OPTIONS}, {"teacher_weight": 0.5, "augment": "flip"}),
         ("retina", {"options": OPTIONS}, {"teacher": "finetuned"}),
         ("fast", {"options": OPTIONS}, {"teacher": "none"}),
-        ("masks", {"method": "vulcan", "rate": 0.3, "shape": "free", "options": {"calibration_images": 24}}, {}),
+        ("listed", {"method": "vulcan", "rate": 0.3, "shape": "free", "options": {"calibration_images": 24}}, {}),
         (
             "build",
             {
@@ -272,6 +276,59 @@ def test_the_fine_tuned_base_is_cut(file: Path, data: Path, tmp_path: Path, star
     assert begun.steps == 3 and 0 <= begun.loss_validation_finetuned <= 1 and boxes.base_finetuned is not None
     assert begun.network == "finetuned" or (start, begun.network) == ("better", "base")
     assert 0 < boxes.error < 0.5
+
+
+ALONE = r"the weights are of detector\.backbone\.body\.model alone; the rest begins as getter makes it"
+
+
+@pytest.fixture(scope="module")
+def of_backbone(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of the Swin of the detectors alone."""
+    names: dict[str, Any] = {}
+    exec(file.read_text(), names)
+    weights = tmp_path_factory.mktemp("weights") / "swin.pth"
+    torch.save(names["swin"](num_classes=5).state_dict(), weights)
+    return weights
+
+
+def test_a_rest_without_weights_that_nothing_trains_is_refused(
+    file: Path, data: Path, of_backbone: Path, tmp_path: Path
+) -> None:
+    training = Training(**{**TRAINED, "teacher": "restricted"})
+    with pytest.raises(OptionError, match=f"{ALONE}, and nothing trains it; give the weights of all, or --derive-from"):
+        derive(f"{file}:getter", data, tmp_path / "model", checkpoint=of_backbone, training=training)
+
+
+def test_a_folder_of_the_base_says_that_its_rest_has_no_weights(
+    file: Path, data: Path, of_backbone: Path, tmp_path: Path
+) -> None:
+    edgevit.base(f"{file}:getter", checkpoint=of_backbone, output="boxes", out=tmp_path / "base")
+    assert re.search(ALONE.removeprefix("the"), (tmp_path / "base" / "README.md").read_text())
+    with pytest.raises(OptionError, match=f"{ALONE}, and nothing trains it"):
+        derive(tmp_path / "base", data, tmp_path / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("training", "options", "is_trained"),
+    [
+        ({"teacher": "none", "lr": 1e-8, "steps": 2}, {}, False),
+        ({"teacher": "none"}, {"method": "vulcan", "shape": "free", "options": {"calibration_images": 24}}, True),
+        ({"steps": 0}, {"derive_from": "finetuned", "base_steps": 3}, True),
+    ],
+    ids=["by no better step", "by its own losses", "before it is cut"],
+)
+def test_a_rest_without_weights_is_trained_or_said_to_be_as_it_was_made(
+    file: Path, data: Path, of_backbone: Path, tmp_path: Path, training: dict[str, Any], options: dict[str, Any],
+    is_trained: bool,
+) -> None:  # fmt: skip
+    asked = {"training": Training(**{**TRAINED, **training}), "cache": tmp_path / "cache", **options}
+    made = derive(f"{file}:getter", data, tmp_path / "model", checkpoint=of_backbone, **asked)
+    assert made.record.assumptions.backbone_alone and made.model.spec.builder.backbone_alone != is_trained
+    base: Any = open_network(f"{file}:getter", checkpoint=of_backbone)
+    heads = [model.module.detector.roi_heads.state_dict() for model in (base, edgevit.load(made.folder))]
+    same = [torch.equal(heads[0][name], heads[1][name]) for name in heads[0] if name.endswith("weight")]
+    assert len(same) > 5 and {*same} == {not is_trained}
 
 
 def test_what_a_detector_cannot_learn_from_is_refused(file: Path, data: Path, tmp_path: Path) -> None:

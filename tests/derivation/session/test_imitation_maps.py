@@ -69,6 +69,13 @@ def test_another_head_of_the_same_weights_has_measurements_of_its_own(
     assert coarse.record.map.agreement > 0.9
 
 
+def test_a_head_without_weights_is_refused(file: Path, frames: Path, tmp_path: Path) -> None:
+    base: Any = open_network(f"{file}:build")
+    torch.save(base.module.backbone.state_dict(), tmp_path / "vit.pth")
+    with pytest.raises(OptionError, match=r"the weights are of backbone alone; .* of all, or train it"):
+        derive(f"{file}:build", frames, tmp_path / "model", checkpoint=tmp_path / "vit.pth")
+
+
 @pytest.mark.slow
 def test_a_narrower_embedding_reaches_a_rate_that_the_whole_one_does_not(
     file: Path, frames: Path, tmp_path: Path

@@ -31,7 +31,7 @@ def matches(model: Any) -> bool:
     return isinstance(model, BertClassifier)
 
 
-def check(model: Any) -> None:
+def check(model: Any, *, alone: bool = True) -> None:
     """Nothing: `BertClassifier` makes no network that cannot be pruned."""
 
 

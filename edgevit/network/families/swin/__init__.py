@@ -24,6 +24,7 @@ from edgevit.network.families import architecture
 from edgevit.network.families.swin import embedding
 from edgevit.network.families.swin import interchange as interchange
 from edgevit.network.families.swin.interchange import reason_against
+from edgevit.network.families.swin.listed import is_listed
 from edgevit.network.families.swin.modules import SwinStage, TokenSwin, WindowAttention
 from edgevit.network.families.vit.embedding import fold, rebase_first, rebase_head
 from edgevit.network.families.vit.parts import (
@@ -42,13 +43,16 @@ _RESTORED = "it was narrowed before, and linear layers give tokens of the whole 
 
 
 def matches(model: Any) -> bool:
-    return isinstance(model, (SwinTransformer, SwinTransformerV2))
+    return isinstance(model, (SwinTransformer, SwinTransformerV2)) or is_listed(model)
 
 
-def check(model: Any) -> None:
-    if isinstance(model, TokenSwin):
+def check(model: Any, *, alone: bool = True) -> None:
+    if not isinstance(model, TokenSwin):
+        reason = reason_against(model) or "this one is timm's own, which `adopted` of its family converts"
+    elif alone and (pool := model.head.global_pool.pool_type) != "avg":
+        reason = f"its head pools by {pool or 'nothing'}; try --model-arg global_pool=avg"
+    else:
         return
-    reason = reason_against(model) or "this one is timm's own, which `adopted` of its family converts"
     raise UnsupportedModelError(f"cannot prune {architecture(model)}: {reason}")
 
 

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import Mlp, PatchEmbed
+from timm.models import FeatureHookNet
 from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock
 from timm.models.swin_transformer import WindowAttention as TimmAttention
-from timm.models.swin_transformer_v2 import SwinTransformerV2
+from timm.models.swin_transformer_v2 import SwinTransformerV2Stage
 from torch import Tensor, nn
 
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.families.swin.embedding import is_narrower
+from edgevit.network.families.swin.listed import ListedSwin, is_listed, swin_of_list
 from edgevit.network.families.swin.modules import SwinStage, TokenSwin, WindowAttention, WindowBlock, Windows
 from edgevit.network.weights import State, TimmArguments, Weights, first_names, mlp_ratio
 from edgevit.records.model import PreprocessingFields
@@ -99,9 +101,12 @@ _LOAD = "model.load_state_dict"
 
 def reason_against(model: Any) -> str | None:
     """The reason why a Swin of timm cannot be pruned, or None."""
-    if isinstance(model, SwinTransformerV2):
+    if isinstance(model, FeatureHookNet):
+        return "its FeatureHookNet reads maps by hooks, which copies do not have; make it with feature_cls='getter'"
+    model = swin_of_list(model) if is_listed(model) else model
+    if isinstance(model.layers[0], SwinTransformerV2Stage):
         return "the cosine attention of Swin V2 normalises queries and keys before their product; give a Swin (V1)"
-    patch, head = model.patch_embed, model.head
+    patch = model.patch_embed
     if type(model) is not SwinTransformer or type(patch) is not PatchEmbed:
         return f"it is a {type(model).__name__} with {type(patch).__name__}, which edgevit cannot read yet"
     if patch.proj.in_channels != 3:
@@ -109,8 +114,6 @@ def reason_against(model: Any) -> str | None:
     if any(side % step for side, step in zip(patch.img_size, patch.patch_size, strict=True)):
         whole = ", ".join(str(side // step * step) for side, step in zip(patch.img_size, patch.patch_size, strict=True))
         return f"images of {patch.img_size} do not divide into patches; try --model-arg 'img_size=({whole})'"
-    if head.global_pool.pool_type != "avg":
-        return f"its head pools by {head.global_pool.pool_type or 'nothing'}; try --model-arg global_pool=avg"
     for stage in model.layers:
         for block in stage.blocks:
             if type(block) is not SwinTransformerBlock or type(block.attn) is not TimmAttention:
@@ -130,9 +133,12 @@ def adopted(model: Any) -> Any:
     Its images have one size from then on, and no blocks are left out in training: the number of blocks, by which timm
     chooses the rates, changes.
     """
-    if isinstance(model, (TokenSwin, SwinTransformerV2)) or reason_against(model) is not None:
+    if isinstance(model, TokenSwin) or reason_against(model) is not None:
         return model
-    swin: Any = TokenSwin.__new__(TokenSwin)
+    kind = TokenSwin
+    if is_listed(model):
+        model, kind = swin_of_list(model), ListedSwin
+    swin: Any = kind.__new__(kind)
     swin.__dict__.update(model.__dict__, _modules=dict(model._modules))
     swin.patch_embed = PatchEmbed.__new__(PatchEmbed)
     swin.patch_embed.__dict__.update(model.patch_embed.__dict__, flatten=True, strict_img_size=True)
@@ -185,6 +191,7 @@ def named(state: Mapping[str, Tensor]) -> Weights:
         for pattern, replacement in rules:
             name = re.sub(pattern, replacement, name)
         if not name.endswith(_CONSTANTS):
+            name = re.sub(r"^layers_(\d+)\.", r"layers.\1.", name)  # of a list of timm's
             renamed[re.sub(r"^head\.(weight|bias)$", r"head.fc.\1", name)] = value.to(torch.float32)
     for name in [name for name in renamed if name.endswith((".attn.query.weight", ".attn.query.bias"))]:
         parts = [name.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
@@ -223,6 +230,8 @@ def _of_backbone(state: Mapping[str, Tensor], notes: list[str]) -> Mapping[str, 
     if not norms or "norm.weight" in state:
         return state
     last = norms[-1].partition(".")[0]
+    if others := [name for name in norms if not name.startswith(f"{last}.")]:
+        notes.append(f"norms of the other outputs of the backbone are left out of the weights: {first_names(others)}")
     without_norms = {name: value for name, value in state.items() if name not in norms}
     return {**without_norms, **{f"norm.{part}": state[f"{last}.{part}"] for part in ("weight", "bias")}}
 
@@ -240,8 +249,12 @@ def _merged_as_timm(name: str, value: Tensor) -> Tensor:
 
 def fitted(weights: Weights, network: Any, name: str, *, resample: bool, trained: Any = None) -> Weights:
     """Leave out weights that the network does not use; a window of another size is another network."""
-    unused = [key for key in sorted(weights.state) if not hasattr(network, key.partition(".")[0])]
-    unused += [key for key in sorted(weights.state) if key.startswith("head.") and not network.num_classes]
+    used = {name.partition(".")[0] for name in network.state_dict()}
+    unused = [key for key in sorted(weights.state) if key.partition(".")[0] not in used]
+    if isinstance(network.norm, nn.Identity):  # it may end before the last stage, as features_only makes it
+        stages = tuple(f"layers.{number}." for number in range(len(network.layers)))
+        later = [key for key in sorted(weights.state) if key.startswith("layers.") and not key.startswith(stages)]
+        unused = later + unused
     if not unused:
         return weights
     state = {key: value for key, value in weights.state.items() if key not in unused}

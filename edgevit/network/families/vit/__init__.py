@@ -96,7 +96,7 @@ def _has_partial_patches(patch: Any) -> bool:
     return partial and (patch.dynamic_img_pad or not patch.strict_img_size)
 
 
-def check(model: Any) -> None:
+def check(model: Any, *, alone: bool = True) -> None:
     name, patch = architecture(model), model.patch_embed
     if getattr(model, "rope", None) is not None:
         detail = reason_against_dinov3(model) or "this one is timm's own, which `adopted` of its family converts"
@@ -117,7 +117,7 @@ def check(model: Any) -> None:
             f"cannot prune {name}: it reads {patch.proj.in_channels} channel(s), and images are read as RGB: "
             f"train the base on 3 channels (grey images are read as RGB, too)"
         )
-    if getattr(model, "attn_pool", None) is not None:
+    if alone and getattr(model, "attn_pool", None) is not None:
         raise UnsupportedModelError(
             f"cannot prune {name}: attention pooling in the head is not supported; try --model-arg global_pool=token"
         )

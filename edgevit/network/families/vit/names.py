@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgevit.errors import CheckpointError
@@ -200,9 +200,14 @@ def fitted(weights: Weights, network: Any, name: str, *, resample: bool, trained
 
 def _concerns(network: Any, key: str) -> bool:
     """Whether the network has the layer of this weight, or would have it with other arguments."""
-    leading = key.partition(".")[0]
+    leading, _, after = key.partition(".")
     if leading in _CLASSIFIERS:
         return bool(network.num_classes)
+    if isinstance(network.norm, nn.Identity) and isinstance(network.fc_norm, nn.Identity):
+        # It may end before the last block, as features_only makes it.
+        block = after.partition(".")[0]
+        if leading in ("norm", "fc_norm") or (leading == "blocks" and not hasattr(network.blocks, block)):
+            return False
     return hasattr(network, leading) or leading in _ELSEWHERE
 
 

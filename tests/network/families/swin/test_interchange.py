@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import pytest
 import timm
 import torch
 from family_examples import SWIN
+from foreign_names import microsoft_swin, mmdetection_swin
 from torchvision.models.swin_transformer import SwinTransformer
 
 from edgevit.network.copies import without_values
@@ -18,12 +18,8 @@ from edgevit.network.families.swin import interchange
 
 def test_weights_of_the_release_merge_tokens_where_a_stage_ends(small_vit: Any) -> None:
     network = small_vit(SWIN)
-    own, given = network.state_dict(), dict[str, torch.Tensor]()
-    for name, value in own.items():
-        name = name.replace("head.fc.", "head.")
-        if ".downsample." in name:
-            name = re.sub(r"layers\.(\d+)", lambda match: f"layers.{int(match[1]) - 1}", name)
-        given[name] = value
+    own = network.state_dict()
+    given = microsoft_swin(own)
     given["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(16, 16)
     given["layers.0.blocks.1.attn_mask"] = torch.zeros(4, 16, 16)
     found = interchange.named(given)
@@ -75,23 +71,10 @@ def test_torchvision_resizes_each_size_by_its_own_rule(width: int, blocks: int, 
 
 
 def test_weights_of_mmdetection_are_those_of_its_backbone(small_vit: Any) -> None:
-    """Built from the module's own functions: unfold gives the four merged tokens channel by channel."""
-    own, given = small_vit(SWIN, num_classes=0).state_dict(), dict[str, torch.Tensor]()
-    names = {"layers.": "stages.", "attn.": "attn.w_msa.", "mlp.fc1": "ffn.layers.0.0", "mlp.fc2": "ffn.layers.1"}
-    for name, value in own.items():
-        if ".downsample." in name:
-            name = re.sub(r"layers\.(\d+)", lambda match: f"layers.{int(match[1]) - 1}", name)
-            width = value.shape[-1] // 4
-            tokens = torch.arange(4 * width).reshape(2, 2, width)  # [column, row, channel], as timm joins them
-            order = torch.nn.functional.unfold(tokens.permute(2, 1, 0)[None].float(), 2).flatten().long()
-            value = value[..., order]
-        for own_name, other in {**names, "patch_embed.proj.": "patch_embed.projection."}.items():
-            name = name.replace(own_name, other)
-        given["backbone." + re.sub(r"^norm\.", "norm2.", name)] = value
-    given |= {"backbone.norm1.weight": torch.zeros(3), "backbone.norm1.bias": torch.zeros(3)}
-    given |= {"neck.lateral_convs.0.conv.weight": torch.zeros(1), "rpn_head.rpn_conv.weight": torch.zeros(1)}
-    found = interchange.named(given)
+    own = small_vit(SWIN, num_classes=0).state_dict()
+    found = interchange.named(mmdetection_swin(own))
     assert found.origin == "mmdetection" and "of backbone, without neck.lateral_convs.0.conv.weight" in found.notes[1]
+    assert "norms of the other outputs of the backbone are left out" in found.notes[2]
     assert found.state.keys() == own.keys() and all(torch.equal(found.state[key], own[key]) for key in own)
 
 
