@@ -19,7 +19,7 @@ NORMS = ("blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2",
 def found_in(file: Path) -> tuple[Structure, ir.Graph]:
     model = onnx.load(file)
     shape = [d.dim_param or d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
-    graph = simplified(file, model, shape).graph
+    graph = simplified(file, model, shape, "logits").graph
     structure = find_structure(graph)
     name_nodes(graph, structure)
     return structure, graph
