@@ -348,6 +348,7 @@ def export(
     skip_bad_images: bool = False,
     input_size: tuple[int, int, int] | None | str = None,
     output_name: str | None = None,
+    output: str | None = None,
     mean: list[float] | None | str = None,
     std: list[float] | None | str = None,
     crop_pct: float | None = None,

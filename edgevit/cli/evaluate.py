@@ -58,8 +58,8 @@ def _title(result: Evaluation) -> str:
 
 
 def agreement_line(result: Evaluation) -> str:
-    """How far outputs without classes agree with the model folder in torch."""
-    return f"{_title(result)}: agrees to {result.agreement:.2%} with its model folder in torch"
+    """How far outputs without classes agree with the model folder."""
+    return f"{_title(result)}: agrees to {result.agreement:.2%} with its model folder"
 
 
 def _probes_line(result: Evaluation, probes: Mapping[str, float]) -> str:

@@ -176,9 +176,8 @@ def _show_imported(console: Console, document: ImportedDocument) -> None:
 
     console.result(IMPORTED_KIND.content(document))
     classes = ", ".join(f"{c.name} is output {c.base_index}" for c in document.classes) or "not known which is which"
-    console.show(
-        f"{document.file}, opset {document.opset}, batch {document.batch}, {document.outputs} outputs: {classes}"
-    )
+    of_classes = f": {classes}" if document.output_kind == "logits" else ""
+    console.show(f"{document.file}, opset {document.opset}, batch {document.batch}, {document.output_text}{of_classes}")
     fusable = sum(block.fusable for block in document.blocks)
     console.show(
         f"{len(document.blocks)} blocks and {len(document.norms)} layer normalisations were recognised; TensorRT can "

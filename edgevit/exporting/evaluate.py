@@ -1,12 +1,11 @@
 """Accuracy of a base, a model folder or an ONNX file on images of its classes.
 
-Outputs without classes are compared with those of the model folder in torch, on images of any classes, and maps with
-their targets where the data has them.
+Outputs without classes are compared with those of the model folder, in torch or by the file that was imported, on
+images of any classes, and maps with their targets where the data has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from edgevit.exporting.imported.source import open_imported
 from edgevit.exporting.probes import Labelled, probe_features, read_features
 from edgevit.exporting.request import ONNX, JudgeRequest, Part
 from edgevit.exporting.session import OUTPUT_KIND, OnnxModel
+from edgevit.exporting.source import Predict
 from edgevit.exporting.targets import MapScore, Targets, find_targets, own_score, read_targets, score_maps
 from edgevit.network.accuracy import measure_accuracy
 from edgevit.network.device import find_device
@@ -40,13 +40,13 @@ from edgevit.records.class_names import ClassName
 from edgevit.records.derivation import DetectionRecord, Fraction, RejectedRecord, Seed
 from edgevit.records.model import Index, OutputKind, Preprocessing, Rejection, TextPreprocessing
 from edgevit.records.model_folder import ModelFolder
-from edgevit.records.names import suffix_of
+from edgevit.records.names import EXPORT, suffix_of
 from edgevit.train.detections import find_objects
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Top-1 accuracy on one part of the data, or agreement with the model folder in torch."""
+    """Top-1 accuracy on one part of the data, or agreement with the model folder."""
 
     model: str
     form: str  # form of the model: "torch", "onnx" or "engine"
@@ -82,7 +82,7 @@ class ModelUnderTest:
     """A model to be evaluated: a base, a model folder, an ONNX file or an engine."""
 
     form: str  # form of the model: "torch", "onnx" or "engine"
-    predict: Callable[[Tensor], Tensor]  # computes outputs [B, ...] of images [B, C, H, W], on any device
+    predict: Predict  # on any device
     subject: Subject
     folder: ModelFolder | None = None  # model folder from which a file or engine was made; None: there is none
     network: Network | None = None  # network of a model in torch; None: a file or an engine
@@ -256,26 +256,35 @@ def _of_folder(candidate: ModelUnderTest, judging: Judging, request: JudgeReques
     return load(candidate.folder.path).to(find_device(request.device))
 
 
+def _reference(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest) -> Predict:
+    """The function of the model folder of a file or an engine; raises as `_of_folder` does."""
+    if candidate.folder is not None and candidate.folder.is_imported:
+        return open_imported(candidate.folder.path).predictor(request.device)
+    network, device = _of_folder(candidate, judging, request), find_device(request.device)
+    return lambda images: network(images.to(device))
+
+
 def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest, progress: Progress) -> Evaluation:
-    """Compare outputs without classes with those of the model folder in torch.
+    """Compare outputs without classes with those of the model folder.
 
     Raises:
         CheckpointError: the file is in no model folder.
-        OptionError: it is the model in torch.
+        OptionError: it is the model folder itself.
     """
-    if candidate.form == "torch":
+    if candidate.folder is None:
         noun, tried = "features", "--probe knn,linear tells what they are worth on labelled images"
         if isinstance(judging.output, Levels):
             noun, tried = "boxes", "give --data with annotated images in COCO's format, such as instances.json"
         if isinstance(judging.output, Map):
             noun, tried = "maps", "give --data with images/, and their targets in masks/ by the same names"
+        if candidate.form == "onnx":
+            tried += f"; files and engines of {request.model}/{EXPORT} are compared with it"
         raise OptionError(f"{request.model} has no classifier, and gives {noun}: {tried}")
-    device, output = find_device(request.device), judging.output
-    network, done, agreement = _of_folder(candidate, judging, request), 0, 0.0
-    workers = workers_for(request.workers, device.type, request.batch_size)
+    reference, output, done, agreement = _reference(candidate, judging, request), judging.output, 0, 0.0
+    workers = workers_for(request.workers, find_device(request.device).type, request.batch_size)
     with progress.stage("evaluate", len(judging.split), "image") as stage, torch.inference_mode():
         for images, _ in judging.split.batches(request.batch_size, workers):
-            answers = output.answers(network(images.to(device)).float().cpu())
+            answers = output.answers(reference(images).float().cpu())
             outputs = _finite(candidate, output, request, images).float().cpu()
             agreement += float(output.score(outputs, answers).sum())
             done += len(images)

@@ -125,7 +125,7 @@ def _open_data(
         try:
             names = tuple(open_source(data).class_names)
         except DataError:
-            return open_unlabelled_task(data, outputs=subject.outputs, **options)
+            return open_unlabelled_task(data, outputs=max(subject.outputs, 1), **options)
     elif names is None and base_classes is None:
         labels, names_of_data = subject.release.labels, open_source(data).class_names
         base_classes = label_names(labels, names_of_data, subject.outputs, whole=classes is None)

@@ -18,6 +18,7 @@ from edgevit.network.device import check_device_name
 from edgevit.network.request import BaseOptions, GivenPreprocessing, check_model_folder, check_preprocessing
 from edgevit.numbers import COUNT, check_number
 from edgevit.records.export import Batch
+from edgevit.records.model import OutputKind
 from edgevit.records.model_folder import ModelFolder, model_of
 from edgevit.records.names import SPEC, WEIGHTS_ALONE, WHOLE_DETECTOR, suffix_of
 from edgevit.records.precisions import FP16, FP32, INT8
@@ -29,6 +30,11 @@ from edgevit.train.settings import Workers
 Part = Literal["test", "validation"]
 _PARTS: tuple[Part, ...] = ("test", "validation")
 _PROBES = ("knn", "linear")  # what features are judged by, where there are labels
+# What an imported file may put out, by the words of `derive --output`.
+OUTPUT_KINDS: Mapping[str, OutputKind] = {
+    "classes": "logits", "features": "features", "map": "values", "map:foreground": "foreground",
+    "map:classes": "classes",
+}  # fmt: skip
 _CROP_MODES = ("center", "squash", "border")
 ONNX, ENGINE = ".onnx", ".engine"  # suffixes of files of whole models
 QUANTISED_OPSET = 19  # QuantizeLinear takes fp16 from here on
@@ -272,7 +278,16 @@ class FilesRequest:
     ] = None
     output_name: Annotated[
         str | None,
-        Option("Output of an imported ONNX file that holds the logits, where it has several.", FILES),
+        Option("Name of the output of an imported ONNX file to export, where it has several.", FILES),
+    ] = None
+    output: Annotated[
+        str | None,
+        Option(
+            "What an imported ONNX file puts out: classes, features, map (values), or map:foreground or map:classes "
+            "(logits).  [default: by the shape: classes of [B, C], features of [B, N, D], map of [B, C, H, W]]",
+            FILES,
+            metavar="KIND",
+        ),
     ] = None
     preprocessing: Annotated[Mapping[str, Any], Nested(GivenPreprocessing)] = field(default_factory=dict)
     crop_mode: Annotated[
@@ -321,8 +336,15 @@ class FilesRequest:
             self._check_file()
         check_judging(
             self.data, self.classes, self.base_classes, part=self.part, max_images=self.max_images,
-            batch_size=self.batch_size, device=self.device, sorted_by_class=_puts_out_classes(self.model),
+            batch_size=self.batch_size, device=self.device, sorted_by_class=self._classifies,
         )  # fmt: skip
+
+    @property
+    def _classifies(self) -> bool:
+        """Whether the images must be sorted by class; of a file that does not say it here, its shapes tell it later."""
+        if self.of_folder:
+            return _puts_out_classes(self.model)
+        return self.output == "classes" or self.classes is not None or self.base_classes is not None
 
     @property
     def of_folder(self) -> bool:
@@ -339,7 +361,7 @@ class FilesRequest:
     def _check_folder(self) -> None:
         foreign = {
             "out": self.out, "classes": self.classes, "base-classes": self.base_classes, "input-size": self.input_size,
-            "crop-mode": self.crop_mode, "output-name": self.output_name, **self.preprocessing,
+            "crop-mode": self.crop_mode, "output-name": self.output_name, "output": self.output, **self.preprocessing,
         }  # fmt: skip
         if options := [name.replace("_", "-") for name, value in foreign.items() if value is not None]:
             instead = (
@@ -367,6 +389,8 @@ class FilesRequest:
         check_preprocessing(self.preprocessing)
         if self.crop_mode is not None and self.crop_mode not in _CROP_MODES:
             raise UnknownNameError("crop mode", self.crop_mode, _CROP_MODES)
+        if self.output is not None and self.output not in OUTPUT_KINDS:
+            raise UnknownNameError("output", self.output, tuple(OUTPUT_KINDS))
         if not ModelFolder(self.folder).is_imported:
             refuse_existing(self.folder)
 
@@ -513,12 +537,17 @@ def check_part(part: str) -> None:
 
 
 def _puts_out_classes(model: str | Path) -> bool:
-    """False for a model folder, or a file of one, whose outputs are features, a map or boxes; and for a builder."""
+    """False for a folder, or a file of one, whose outputs are features, a map or boxes; and for a builder.
+
+    Also for a file of no folder, of which its metadata tells it later.
+    """
     if is_builder(model):
         return False
     path, suffix = Path(model).absolute(), suffix_of(model)
     folder = model_of(path) if suffix == ENGINE else ModelFolder(path.parent.parent if suffix == ONNX else path)
-    return not folder.is_model or folder.spec().output_kind == "logits"
+    if folder.is_imported:
+        return folder.imported().output_kind == "logits"
+    return folder.spec().output_kind == "logits" if folder.is_model else suffix != ONNX
 
 
 def check_judging(

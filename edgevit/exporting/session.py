@@ -160,7 +160,7 @@ class OnnxModel:
         if len(shape) != dimensions or not sized or self.input.type not in DTYPES:
             raise CheckpointError(
                 f"{path} maps {self.input.type} {shape} to {out} and is no classifier of images or texts; "
-                f"give a file that `edgevit export` wrote"
+                "give a file that `edgevit export` wrote, or the folder that it makes of an ONNX file of images"
             )
         self.batch: int | None = shape[0] if isinstance(shape[0], int) else None
         refuse_huge(path, [size for size in shape if isinstance(size, int)])

@@ -11,7 +11,16 @@ from edgevit.records.derivation import DataRecord, Fraction, JudgedPart, Seed
 from edgevit.records.documents import Reader
 from edgevit.records.export import Batch
 from edgevit.records.kinds import RecordKind
-from edgevit.records.model import Count, PreprocessingFields, Rejection, Sha256, Size, TargetClass, TimmPreprocessing
+from edgevit.records.model import (
+    Count,
+    OutputKind,
+    PreprocessingFields,
+    Rejection,
+    Sha256,
+    Size,
+    TargetClass,
+    TimmPreprocessing,
+)
 from edgevit.records.precisions import FP32
 
 _READER = Reader(CheckpointError, hint="copy the folder again, or import the ONNX file again with edgevit export")
@@ -27,7 +36,7 @@ class ImportedBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedDocument:
-    """A classifier, as described by its ONNX file and the options of the import."""
+    """A model of images, as described by its ONNX file and the options of the import."""
 
     file: str  # original name of the imported file
     file_sha256: Sha256  # hash of the imported file
@@ -36,10 +45,11 @@ class ImportedDocument:
     opset: Size
     # Precision of the file; if it is not fp32, the file is exported, judged and built as it is.
     precision: str = FP32.name
-    outputs: Size
+    output_kind: OutputKind = "logits"  # not boxes
+    outputs: Size  # number of logits, channels of a map, or width of features
     norms: tuple[str, ...]  # names of the layer normalisations' nodes, up to the slash
     blocks: tuple[ImportedBlock, ...]  # recognised blocks in order; empty: none was recognised
-    classes: tuple[TargetClass, ...]  # target classes with their outputs; empty: not stated
+    classes: tuple[TargetClass, ...]  # target classes with their outputs; empty: not stated, or no logits
     preprocessing: PreprocessingFields
     rejection: Rejection | None = None
     seed: Seed  # seed of the split of images
@@ -51,6 +61,13 @@ class ImportedDocument:
     macs: Count | None = None  # MACs of one image; None: an older edgevit did not count them
     params: Count | None = None
     edgevit: str
+
+    @property
+    def output_text(self) -> str:
+        """Name what it puts out for an image, for people."""
+        texts: dict[str, str] = {"logits": f"{self.outputs} outputs", "features": f"features of width {self.outputs}"}
+        channels = "1 channel" if self.outputs == 1 else f"{self.outputs} channels"
+        return texts.get(self.output_kind, f"a map of {self.output_kind} in {channels}")
 
     def is_judged_on(self, data: DataRecord) -> bool:
         """Whether `answers` are to these images."""

@@ -167,7 +167,7 @@ def _summary(model: GatheredModel) -> str:
     """The model in a sentence."""
     document, derivation, imported = model.document, model.derivation, model.imported
     if imported is not None:
-        return f"{imported.file}, an ONNX file that edgevit did not make, with {imported.outputs} outputs."
+        return f"{imported.file}, an ONNX file that edgevit did not make, with {imported.output_text}."
     assert document is not None
     if model.folder.is_supernet:
         return (

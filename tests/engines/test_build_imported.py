@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx
 import pytest
 from board_fixtures import playing
+from dense_networks import write_frames
 from foreign_onnx import PREPARED, quantised, write_vit
 from recorded_progress import RecordedProgress
 
@@ -157,6 +158,22 @@ def test_operators_that_an_older_release_lacks_are_told_in_one_line(tmp_path: Pa
     play("8.5.2")
     with pytest.raises(ExportError, match=r"new.onnx has operator set 17, and the board needs 16; export the"):
         build(out, fp16=False)
+
+
+def test_a_map_is_built_and_judged_on_images_without_labels(tmp_path: Path, play: Play) -> None:
+    frames = write_frames(tmp_path / "frames", 150)
+    file = write_vit(tmp_path / "other.onnx", depth=1, output="map")
+    export(file, out=tmp_path / "m", data=frames, preprocessing=PREPARED, accuracy=False, fp16=False)
+    play(fault="always")  # its outputs are negated
+    with pytest.raises(EngineError, match=r"no engine is right: fp32 agrees with fp32 to 0\.00% on 12 images"):
+        build(tmp_path / "m", fp16=False)
+    play()
+    record = build(tmp_path / "m", fp16=False)
+    assert [(tensor.name, tensor.shape[1:]) for tensor in record.outputs] == [("maps", (1, 32, 32))]
+    assert record.accuracy is not None and record.accuracy.agreement == pytest.approx(1)
+    assert (record.accuracy.part, record.accuracy.host) == ("validation", None)
+    result = evaluate(record.path, frames, max_images=10)
+    assert (result.form, result.images, result.agreement) == ("engine", 10, pytest.approx(1, abs=1e-3))
 
 
 @pytest.mark.parametrize("release", ["10.3.0", "8.5.2"])

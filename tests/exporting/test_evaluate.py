@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import timm
 import torch
+from dense_networks import write_frames
 from foreign_names import hugging_face
+from foreign_onnx import PREPARED, write_vit
 from PIL import Image
 from recorded_progress import RecordedProgress
 from safetensors.torch import save_file
@@ -20,6 +22,7 @@ from edgevit.cli.evaluate import agreement_line
 from edgevit.data.task import open_task
 from edgevit.engines.run import evaluate
 from edgevit.errors import CheckpointError, DataError, ModelError, OptionError, UnknownNameError
+from edgevit.exporting.session import OnnxModel
 from edgevit.network.folder import load
 from edgevit.records.export import ExportRecord
 
@@ -185,6 +188,23 @@ def test_weights_and_logits_that_are_no_numbers_are_refused(digits_checkpoint: P
         evaluate("vit_tiny_patch16_224", "digits", **given)
 
 
+def test_files_of_an_imported_map_are_compared_with_the_file_and_it_with_targets(tmp_path: Path) -> None:
+    frames = write_frames(tmp_path / "data" / "images", 10)
+    file = write_vit(tmp_path / "m.onnx", depth=1, output="map")
+    edgevit.export(file, preprocessing=PREPARED)
+    half = tmp_path / "m" / "export" / "model.fp16.onnx"
+    assert 0.99 < evaluate(half, frames).agreement < 1
+    with pytest.raises(OptionError, match=r"gives maps: .* in masks/ .*; files and engines of \S*m/export are"):
+        evaluate(tmp_path / "m", frames)
+    outputs = OnnxModel(tmp_path / "m" / "model.onnx")
+    (tmp_path / "data" / "masks").mkdir()
+    for image in frames.iterdir():
+        pixels = torch.from_numpy(np.asarray(Image.open(image)).copy()).permute(2, 0, 1) / 127.5 - 1
+        np.save(tmp_path / "data" / "masks" / image.stem, 3 * outputs.predict(pixels[None])[0, 0])
+    judged = evaluate(tmp_path / "m", tmp_path / "data").targets
+    assert judged is not None and judged.score == pytest.approx(0.5, abs=1e-3), "1 - |3x - x| / (|3x| + |x|)"
+
+
 def test_features_of_a_file_are_compared_with_those_of_its_model_folder(tmp_path: Path) -> None:
     folder = write_headless(tmp_path / "headless")
     edgevit.export(folder, accuracy=False)
@@ -193,7 +213,7 @@ def test_features_of_a_file_are_compared_with_those_of_its_model_folder(tmp_path
     assert (result.form, result.images, result.part, result.top1, result.top1_full) == ("onnx", 20, "test", None, None)
     assert result.agreement is not None and 0.9999 < result.agreement <= 1 and result.per_class == {}
     assert agreement_line(result) == (
-        f"{file} (onnx) on 20 test images of digits: agrees to 100.00% with its model folder in torch"
+        f"{file} (onnx) on 20 test images of digits: agrees to 100.00% with its model folder"
     )
     other = tmp_path / "other"
     torch.manual_seed(1)

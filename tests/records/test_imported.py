@@ -37,6 +37,11 @@ def test_it_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert folder.is_imported and folder.imported() == DOCUMENT and folder.weights_sha256() == "b" * 64
 
 
+def test_its_outputs_are_named_for_people() -> None:
+    texts = [replace(DOCUMENT, output_kind=kind).output_text for kind in ("logits", "features", "classes")]
+    assert texts == ["10 outputs", "features of width 10", "a map of classes in 10 channels"]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

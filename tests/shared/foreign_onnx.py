@@ -73,6 +73,23 @@ class _Graph:
         return self.add("Add", x, branch(self.linear(gelu, 2 * WIDTH, WIDTH)))
 
 
+def _head(g: _Graph, output: str, early: str, last: str) -> None:
+    """Add what leads from tokens after the first block, and from normalised ones after the last, to the output."""
+    if output == "tokens":
+        g.add("Identity", last)
+        return
+    if output != "map":
+        pooled = g.add("ReduceMean", last, axes=[1], keepdims=0)
+        g.linear(pooled, WIDTH, CLASSES) if output == "logits" else g.add("Identity", pooled)
+        return
+    both = g.add("Transpose", g.add("Concat", early, last, axis=2), perm=(0, 2, 1))
+    side = SIDE // PATCH
+    grid = g.add("Reshape", both, g.constant([0, 2 * WIDTH, side, side], np.int64))
+    coarse = g.add("Conv", grid, g.weight(1, 2 * WIDTH, 1, 1), kernel_shape=[1, 1])
+    scales = g.constant([1, 1, PATCH, PATCH], np.float32)
+    g.add("Resize", coarse, "", scales, mode="linear")
+
+
 def write_vit(
     path: Path,
     *,
@@ -85,11 +102,13 @@ def write_vit(
     masked: bool = False,
     opset: int = 16,
     kind: int = TensorProto.FLOAT,
+    output: str = "logits",
     metadata: dict[str, str] | None = None,
 ) -> Path:
     """Write it; `stream` is how large its residual stream is, which a normalisation does not mind and fp16 does.
 
     `extras` are a normalisation before the blocks, and LayerScale; `masked` adds a mask of -inf to the scores.
+    `output`: logits, pooled "features", "tokens", or a "map" [B, 1, side, side] by tokens of two depths, as of DPT.
     """
     g = _Graph(kind)
     patches = g.add("Conv", "pixel_values", g.weight(WIDTH, 3, PATCH, PATCH, scale=stream * 0.3),
@@ -97,17 +116,15 @@ def write_vit(
     tokens = g.add("Transpose", g.add("Reshape", patches, g.constant([0, WIDTH, TOKENS], np.int64)), perm=(0, 2, 1))
     x = g.add("Add", tokens, g.weight(1, TOKENS, WIDTH, scale=stream))
     x = g.norm(x, decomposed) if extras else x
-    for _ in range(depth):
-        x = g.block(x, decomposed, extras, masked)
-    pooled = g.add("ReduceMean", g.norm(x, decomposed), axes=[1], keepdims=0)
-    last = g.linear(pooled, WIDTH, CLASSES)
+    depths = [x := g.block(x, decomposed, extras, masked) for _ in range(depth)]
+    _head(g, output, (depths or [x])[0], g.norm(x, decomposed))
     g.nodes[-1].output[0] = "prob"
-    assert last
+    shapes = {"logits": [CLASSES], "features": [WIDTH], "tokens": [TOKENS, WIDTH], "map": [1, side, side]}
     graph = helper.make_graph(
         g.nodes,
         "other",
         [helper.make_tensor_value_info("pixel_values", kind, [batch, 3, side, side])],
-        [helper.make_tensor_value_info("prob", kind, [batch, CLASSES])],
+        [helper.make_tensor_value_info("prob", kind, [batch, *shapes[output]])],
         [numpy_helper.from_array(value, name) for name, value in g.weights.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)

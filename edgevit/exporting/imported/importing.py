@@ -21,7 +21,7 @@ from onnxscript import optimizer
 
 from edgevit.data.assumptions import assumptions, order_line
 from edgevit.data.classes import label_names
-from edgevit.errors import CheckpointError, ExportError, OptionError, OutputError
+from edgevit.errors import CheckpointError, DataError, ExportError, OptionError, OutputError
 from edgevit.exporting.evaluate import open_onnx
 from edgevit.exporting.graph import INPUT, exporter_boundary, plain_shapes
 from edgevit.exporting.images import Judging, Subject, open_judging
@@ -39,13 +39,13 @@ from edgevit.exporting.imported.reading import (
 from edgevit.exporting.imported.stated import stated_preprocessing
 from edgevit.exporting.imported.structure import Structure, find_structure, name_nodes
 from edgevit.exporting.imported.widening import widen
-from edgevit.exporting.request import FilesRequest
-from edgevit.exporting.session import DTYPES, open_session, refuse_huge, runtime_boundary
-from edgevit.network.output import Logits, columns_of
+from edgevit.exporting.request import OUTPUT_KINDS, FilesRequest
+from edgevit.exporting.session import DTYPES, OUTPUT_KIND, open_session, refuse_huge, runtime_boundary
+from edgevit.network.output import Map, columns_of, output_of
 from edgevit.progress import Progress, Silent
 from edgevit.records.export import Batch
 from edgevit.records.imported import ImportedDocument
-from edgevit.records.model import PreprocessingFields, TargetClass
+from edgevit.records.model import OutputKind, PreprocessingFields, TargetClass
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.precisions import FP32
 from edgevit.records.release import ReleaseFacts, read_release
@@ -55,12 +55,11 @@ from edgevit.version import written_by
 Target = TypeVar("Target", bound=FilesRequest)
 _TOLERANCE = 1e-4  # relative L2 error of the imported file against the original
 _ROUNDED_TOLERANCE = 2e-2  # accepted error of a file that rounds: ONNX Runtime may fuse its nodes in another order
-_OUTPUT = Logits.noun
 _WRITER = "edgevit_version"  # metadata key of files that edgevit wrote
 
 
-def simplified(file: Path, model: onnx.ModelProto, shape: list[int | str]) -> ir.Model:
-    """Return the same function with folded constants, known sizes, and edgevit's names of input and output."""
+def simplified(file: Path, model: onnx.ModelProto, shape: list[int | str], output: str) -> ir.Model:
+    """Return the same function with folded constants, known sizes, and other names of its input and output."""
     changed: ir.Model = ir.from_proto(model)
     lift = passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     infer = passes.ShapeInferencePass(data_prop=True)
@@ -81,14 +80,14 @@ def simplified(file: Path, model: onnx.ModelProto, shape: list[int | str]) -> ir
     plain_shapes(graph)
     ends = (graph.inputs[0], graph.outputs[0])
     for value in (*graph.initializers.values(), *(v for node in graph for v in node.outputs)):
-        if value.name in (INPUT, _OUTPUT) and value not in ends:
+        if value.name in (INPUT, output) and value not in ends:
             value.name = f"{value.name}.inner"
-    graph.inputs[0].name, graph.outputs[0].name = INPUT, _OUTPUT
+    graph.inputs[0].name, graph.outputs[0].name = INPUT, output
     changed.metadata_props.clear()
     return changed
 
 
-def _logits(file: Path, images: Any, output: str | None = None) -> Any:
+def _outputs(file: Path, images: Any, output: str | None = None) -> Any:
     """Run images [B, 3, H, W] in ONNX Runtime; `output` names one of several outputs."""
     with runtime_boundary(file, CheckpointError):
         session = open_session(file)
@@ -98,58 +97,118 @@ def _logits(file: Path, images: Any, output: str | None = None) -> Any:
 
 
 def _expected(file: Path, images: Any, output: str | None) -> Any:
-    """The logits [B, C] of the original file.
+    """The outputs [B, ...] of the original file.
 
     Raises:
-        CheckpointError: it has another output, which is not finite, or cannot be run.
+        CheckpointError: they are not one for each image, or not finite, or it cannot be run.
     """
-    logits = _logits(file, images, output)
-    if logits.ndim != 2 or len(logits) != len(images) or logits.shape[1] < 2:
+    outputs = _outputs(file, images, output)
+    is_number = outputs.ndim in (2, 3) and outputs.shape[-1] < 2  # which has neither classes nor a direction
+    if outputs.ndim not in (2, 3, 4) or len(outputs) != len(images) or is_number:
         raise CheckpointError(
-            f"{file} maps {len(images)} images to {list(logits.shape)} and is not a classifier: expected a row of "
-            "logits for each image"
+            f"{file} maps {len(images)} images to {list(outputs.shape)}, expected for each image a row of logits, "
+            "features or a map"
         )
-    if not np.isfinite(logits).all():
+    if not np.isfinite(outputs).all():
         raise CheckpointError(
             f"{file} maps random images to NaN or infinity; its weights may be broken: export it again"
         )
-    return logits
+    return outputs
+
+
+def _fitting(shape: Sequence[int]) -> list[str]:
+    """The words of `--output` for what may have this shape [B, ...], the likeliest first."""
+    if len(shape) == 2:
+        return ["classes", "features"]
+    if len(shape) == 3:
+        return ["features", "map", "map:foreground"]
+    return ["map", "map:foreground" if shape[1] == 1 else "map:classes"]
+
+
+def _kind_of(request: FilesRequest, shape: Sequence[int], size: Sequence[int], progress: Progress) -> OutputKind:
+    """What outputs of this shape [B, ...] are for images of this size: as requested, or by the shape.
+
+    Raises:
+        OptionError: they cannot be what is requested, or the shape does not tell it.
+    """
+    fitting, maps = _fitting(shape), f"{request.model} maps {shape[0]} images to {list(shape)}"
+    if request.output is not None:
+        if request.output not in fitting:
+            raise OptionError(f"{maps}, which is not {request.output}; give --output {' or '.join(fitting)}")
+        return OUTPUT_KINDS[request.output]
+    if len(shape) == 3 and shape[1] * size[2] == shape[2] * size[1]:  # of the images' proportions
+        raise OptionError(f"{maps}, of which the shape does not tell the kind; give --output {' or '.join(fitting)}")
+    kind = OUTPUT_KINDS[fitting[0]]
+    if kind != "logits":
+        text = "features" if kind == "features" else "a map of values"
+        progress.note(f"{maps}, taken for {text}; if not, give --output {' or '.join(fitting[1:])}")
+    return kind
+
+
+def _add_channel(model: onnx.ModelProto, shape: Sequence[int]) -> None:
+    """Make maps [B, H, W] of this shape [B, 1, H, W], in place."""
+    (output,) = model.graph.output
+    before, sizes = output.name, f"{output.name}.sizes"
+    output.name = f"{before}.map"
+    output.type.tensor_type.ClearField("shape")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, 1, *shape[1:]]), sizes))  # 0: as it is
+    model.graph.node.append(onnx.helper.make_node("Reshape", [before, sizes], [output.name]))
 
 
 def _write_simplified(file: Path, changed: ir.Model, path: Path, expected: Any, images: Any, tolerance: float) -> None:
     """Write the graph, and check that it is still the same function."""
     with exporter_boundary(file.name):
         ir.save(changed, path)
-    error = float(np.linalg.norm(_logits(path, images) - expected) / max(float(np.linalg.norm(expected)), 1e-30))
+    error = float(np.linalg.norm(_outputs(path, images) - expected) / max(float(np.linalg.norm(expected)), 1e-30))
     if not error <= tolerance:
         raise ExportError(
-            f"folding the constants of {file} changed its logits by {error:.2g}; export it with another opset"
+            f"folding the constants of {file} changed its outputs by {error:.2g}; export it with another opset"
         )
 
 
-def _own_subject(
-    file: Path, metadata: Mapping[str, str], preprocessing: PreprocessingFields, outputs: int, release: ReleaseFacts
-) -> Subject:
-    """The classes of a file: by its metadata if edgevit wrote it, otherwise by the files in its folder."""
-    if _WRITER in metadata:
-        return replace(open_onnx(file, "cpu").subject, preprocessing=preprocessing)
-    return Subject((), (), outputs, preprocessing, release=release, origin=str(file))
+def _own_subject(request: FilesRequest, metadata: Mapping[str, str]) -> Subject | None:
+    """The subject of a file that edgevit wrote, by its metadata; None: another tool wrote it.
+
+    Raises:
+        CheckpointError: the metadata is damaged.
+        OptionError: --output is given, or the file has levels of a detector, which only its model folder can judge.
+    """
+    if _WRITER not in metadata:
+        return None
+    subject = open_onnx(request.model, "cpu").subject
+    if request.output is not None:
+        raise OptionError(f"{request.model} says itself that it gives {subject.output.noun}; leave --output out")
+    if subject.output_kind == "boxes":
+        raise OptionError(f"{request.model} is a part of a detector; export its model folder")
+    return subject
 
 
 def _judging(request: FilesRequest, subject: Subject, progress: Progress) -> Judging | None:
-    """Open the images, if given; note the assumed classes of the outputs."""
+    """Open the images, if given; note the assumed classes of the outputs.
+
+    Raises:
+        OptionError: classes are given, and the outputs are not logits.
+    """
     if request.data is None:
         return None
-    judging = open_judging(
-        subject,
-        request.data,
-        classes=request.classes,
-        base_classes=request.base_classes,
-        part=request.part,
-        skip_bad_images=request.skip_bad_images,
-        progress=progress,
-    )
-    if not subject.class_names:
+    of_classes = subject.output_kind == "logits"
+    if not of_classes and (request.classes is not None or request.base_classes is not None):
+        raise OptionError(f"{request.model} gives {subject.output.noun}; leave --classes and --base-classes out")
+    try:
+        judging = open_judging(
+            subject,
+            request.data,
+            classes=request.classes,
+            base_classes=request.base_classes,
+            part=request.part,
+            skip_bad_images=request.skip_bad_images,
+            progress=progress,
+        )
+    except DataError as error:
+        if not of_classes or request.output is not None or subject.class_names:
+            raise
+        raise DataError(f"{error}; if {request.model} gives features, give --output features") from error
+    if of_classes and not subject.class_names:
         assumed = assumptions(
             request.model, judging.task, pretrained=False, base_classes=request.base_classes, overridden=(),
             release=subject.release,
@@ -159,7 +218,9 @@ def _judging(request: FilesRequest, subject: Subject, progress: Progress) -> Jud
 
 
 def _classes(subject: Subject, judging: Judging | None, progress: Progress) -> tuple[TargetClass, ...]:
-    """The classes of an ONNX file: by its metadata, by the images, or by a file in its folder."""
+    """The classes of an ONNX file: by its metadata, by the images, or by a file in its folder; none of features."""
+    if subject.output_kind != "logits":
+        return ()
     if judging is not None and not subject.class_names:
         return tuple(map(TargetClass, judging.class_names, columns_of(judging.output)))
     if not subject.class_names and (names := label_names(subject.release.labels, (), subject.outputs)):
@@ -194,29 +255,39 @@ def _prepared(
 
 
 def _write_onnx(
-    file: Path,
+    request: FilesRequest,
     model: onnx.ModelProto,
     path: Path,
     batch: Batch,
     size: Sequence[int],
-    output: str | None,
+    kind: OutputKind | None,
     tolerance: float,
     progress: Progress,
-) -> tuple[Structure, int]:
-    """Write the same function with named parts; return these parts and the number of outputs."""
+) -> tuple[Structure, OutputKind, int]:
+    """Write the same function with named parts; return these parts, the kind of its outputs, and their number.
+
+    `kind` is known of a file of edgevit's own.
+    """
+    file = request.model
     count, first = (2, "batch") if batch == "dynamic" else (batch, batch)
     refuse_huge(file, [count, *size])
     images = np.random.default_rng(0).standard_normal((count, *size)).astype(np.float32)
-    expected = _expected(file, images, output)
-    outputs: int = expected.shape[1]
+    expected = _expected(file, images, request.output_name)
+    kind = kind or _kind_of(request, expected.shape, size, progress)
+    output = output_of(kind, ())
+    if isinstance(output, Map) and expected.ndim == 3:
+        _add_channel(model, expected.shape)
+        expected = expected[:, None]
     with progress.stage("import"):
-        changed = simplified(file, model, [first, *size])
-        changed.graph.outputs[0].shape = ir.Shape([first, outputs])
+        changed = simplified(file, model, [first, *size], output.noun)
+        changed.graph.outputs[0].shape = ir.Shape([first, *expected.shape[1:]])
+        if kind != "logits":
+            changed.metadata_props[OUTPUT_KIND] = f'"{kind}"'  # in JSON
         structure = find_structure(changed.graph)
         name_nodes(changed.graph, structure)
         _write_simplified(file, changed, path, expected, images, tolerance)
     progress.note(f"recognised {len(structure.blocks)} blocks and {len(structure.norms)} layer normalisations")
-    return structure, outputs
+    return structure, kind, expected.shape[-1 if kind == "features" else 1]
 
 
 def import_file(
@@ -235,13 +306,17 @@ def import_file(
     interface = read_interface(file, model.graph)
     batch = resolve_batch(file, interface.batch, request.batch)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
-    release = read_release(file.parent)
+    release, own = read_release(file.parent), _own_subject(request, metadata)
     preprocessing = _prepared(request, interface, metadata, release, of_models, progress)
     size = preprocessing["input_size"]
-    structure, outputs = _write_onnx(
-        file, model, folder.imported_onnx, batch, size, request.output_name, tolerance, progress
+    structure, kind, outputs = _write_onnx(
+        request, model, folder.imported_onnx, batch, size, own.output_kind if own else None, tolerance, progress
     )
-    subject = _own_subject(file, metadata, preprocessing, outputs, release)
+    if own is not None:
+        subject = replace(own, preprocessing=preprocessing)
+    else:
+        of_classes = outputs if kind == "logits" else 0
+        subject = Subject((), (), of_classes, preprocessing, release=release, output_kind=kind, origin=str(file))
     judging = _judging(request, subject, progress)
     classes = _classes(subject, judging, progress)
     document = ImportedDocument(
@@ -251,6 +326,7 @@ def import_file(
         batch=batch,
         opset=opset,
         precision=precision,
+        output_kind=kind,
         outputs=outputs,
         norms=structure.norms,
         blocks=structure.blocks,
@@ -274,7 +350,8 @@ def imported(request: Target, progress: Progress | None = None) -> Target:
     A folder of the same file with the same options is kept, with its engines.
 
     Raises:
-        CheckpointError, ExportError: the file is damaged, not a classifier, or has operators that no board supports.
+        CheckpointError, ExportError: the file is damaged, puts out something else than logits, features or a map,
+            or has operators that no board supports.
         OptionError: a part of the preprocessing is missing, or options contradict the file.
         OutputError: the folder exists with other content.
         DataError, UnknownNameError: as for `evaluate`.
@@ -301,7 +378,7 @@ def imported(request: Target, progress: Progress | None = None) -> Target:
             document = import_file(request, ModelFolder(temporary), progress)
     return replace(
         request, model=target.path, out=None, data=None, classes=None, base_classes=None, input_size=None,
-        crop_mode=None, output_name=None, preprocessing={}, batch="dynamic",
+        crop_mode=None, output_name=None, output=None, preprocessing={}, batch="dynamic",
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ _INTEGER = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMat
 
 @dataclass(frozen=True)
 class Interface:
-    """The input of an image classifier."""
+    """The input of a model of images."""
 
     name: str  # name of the input
     batch: Batch
@@ -106,25 +106,23 @@ def select_output(file: Path, graph: onnx.GraphProto, name: str | None) -> None:
 
 
 def read_interface(file: Path, graph: onnx.GraphProto) -> Interface:
-    """Check that the graph is a classifier of one batch of images."""
+    """Check that the graph has one input, of a batch of images, and one output."""
     weights = {weight.name for weight in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
     for kind, values in (("input", inputs), ("output", list(graph.output))):
         if len(values) != 1:
             named = ", ".join(value.name for value in values) or "none"
-            attempt = f"export it with only {'images as input' if kind == 'input' else 'its logits as output'}"
+            attempt = f"export it with only {'images as input' if kind == 'input' else 'one output'}"
             if kind == "output" and values:
-                attempt = f"name the one with the logits, such as --output-name {shlex.quote(values[0].name)}"
-            raise CheckpointError(
-                f"{file} has {len(values)} {kind}s ({named}), and an image classifier has one; {attempt}"
-            )
+                attempt = f"name the one to export, such as --output-name {shlex.quote(values[0].name)}"
+            raise CheckpointError(f"{file} has {len(values)} {kind}s ({named}), and one is expected; {attempt}")
     tensor = inputs[0].type.tensor_type
     shape = [dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim]  # -1 or 0: dynamic
     if tensor.elem_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16):
         kind = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
         raise CheckpointError(f"{file} takes images of {kind}; give the model in fp32 or fp16")
     if len(shape) != 4 or shape[1] not in (None, 3):
-        raise CheckpointError(f"{file} takes {shape}, and images are batch, 3, height, width; give an image classifier")
+        raise CheckpointError(f"{file} takes {shape}, and images are batch, 3, height, width; give a model of images")
     return Interface(inputs[0].name, shape[0] or "dynamic", (shape[1], shape[2], shape[3]))
 
 

@@ -64,6 +64,7 @@ def judge_ready_made(
         with new_folder(folder.path) as temporary:
             written = ModelFolder(temporary)
             document = import_file(FilesRequest(model=file, out=folder.path), written, progress, of_models)
+            _refuse_other_outputs(document, file)
             document = _judged(document, written.imported_onnx, file, data, progress)
             written.write_imported(document)
         return document
@@ -72,6 +73,7 @@ def judge_ready_made(
         raise OutputError(
             f"{folder.path} has another {document.file} than {file}; remove the folder, or rename the file"
         )
+    _refuse_other_outputs(document, file)
     if document.is_judged_on(data):
         progress.note(f"{folder.path} has the answers of {file.name} to these images: reused")
         return document
@@ -83,6 +85,12 @@ def judge_ready_made(
     document = _judged(document, folder.imported_onnx, file, data, progress)
     folder.write_imported(document)
     return document
+
+
+def _refuse_other_outputs(document: ImportedDocument, file: Path) -> None:
+    """Raise CheckpointError if the file is no classifier."""
+    if document.output_kind != "logits":
+        raise CheckpointError(f"{file} gives {document.output_text}, and is compared by classes; leave it out")
 
 
 def _judged(

@@ -30,13 +30,14 @@ def subject_of_imported(document: ImportedDocument, origin: str) -> Subject:
     return Subject(
         class_names=tuple(c.name for c in document.classes),
         class_columns=tuple(c.base_index for c in document.classes),
-        outputs=document.outputs,
+        outputs=document.outputs if document.output_kind == "logits" else 0,
         preprocessing=document.preprocessing,
         seed=document.data.seed if document.data else document.seed,
         validation_fraction=document.data.validation_fraction if document.data else document.validation_fraction,
         group_by=document.data.group_by if document.data else None,
         record=document.data,
         rejection=document.rejection,
+        output_kind=document.output_kind,
         origin=origin,
     )
 

@@ -2,8 +2,8 @@
 
 Names of nodes are ignored, as other programs name them differently. Every transformer has these properties:
 
-- The values on all paths from the images to the logits form a chain, the residual stream. Between two of its links is
-  one branch: an attention, or an FFN.
+- The values on all paths from the images to the output form a chain, the residual stream. Between two of its links is
+  one branch: an attention, or an FFN. Where a head reads tokens of several depths, the chain ends with the blocks.
 - A branch with a softmax between two products of computed values is an attention. A block begins with an attention and
   ends before the next; the last block ends at its last residual addition.
 - A layer normalisation is one operator, or, in older operator sets, the nodes around a root of a mean of squared
@@ -48,16 +48,20 @@ def _consumers(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _flow(graph: ir.Graph) -> list[ir.Node]:
-    """The nodes on a path of values from the images to the logits, in order."""
+    """The nodes on a path of values from the images to the output, in order."""
     reached: set[ir.Value | None] = {graph.inputs[0]}
     forward = []
     for node in graph:
         if node.op_type not in ("Shape", "Size") and reached.intersection(node.inputs):
             reached.update(node.outputs)
             forward.append(node)
-    needed = {graph.outputs[0].producer()}
-    backward = []
-    for node in reversed(forward):
+    return _leading_to(graph.outputs[0].producer(), forward)
+
+
+def _leading_to(end: ir.Node | None, nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    """The nodes of which a value reaches `end`, and this itself, in order."""
+    needed, backward = {end}, []
+    for node in reversed(nodes):
         if node in needed:
             needed.update(_producers(node))
             backward.append(node)
@@ -200,6 +204,26 @@ def _branches(flow: Sequence[ir.Node]) -> list[_Branch]:
     return branches
 
 
+def _count_attentions(nodes: Sequence[ir.Node]) -> int:
+    return sum(branch.is_attention for branch in _branches(nodes))
+
+
+def _trunk(flow: Sequence[ir.Node]) -> Sequence[ir.Node]:
+    """The part of a flow up to the sum behind the most attentions: the whole, unless a head reads several depths."""
+    inside, most, trunk = set(flow), _count_attentions(flow), flow
+    softmaxes = [node for node in flow if node.op_type == "Softmax" and _products(node, inside)]
+    if most == len(softmaxes):
+        return flow
+    behind = {softmaxes[-1]}
+    for node in flow:
+        if behind.isdisjoint(_producers(node)):
+            continue
+        behind.add(node)
+        if node.op_type == "Add" and (count := _count_attentions(before := _leading_to(node, flow))) >= most:
+            most, trunk = count, before
+    return trunk
+
+
 def _blocks(branches: Sequence[_Branch]) -> list[list[_Branch]]:
     """The branches of each block, without those before the first and after the last block."""
     starts = [i for i, branch in enumerate(branches) if branch.is_attention]
@@ -212,14 +236,15 @@ def _blocks(branches: Sequence[_Branch]) -> list[list[_Branch]]:
 
 
 def find_structure(graph: ir.Graph) -> Structure:
-    """Find the modules in the graph of a classifier, which must be in topological order."""
+    """Find the modules in the graph of a model of images, which must be in topological order."""
     flow = _flow(graph)
-    branches = _branches(flow)
+    branches = _branches(_trunk(flow))
     blocks = _blocks(branches)
     module_of = dict.fromkeys(graph, WHOLE)
+    module_of.update(dict.fromkeys(flow if blocks else (), HEAD))
     first = branches.index(blocks[0][0]) if blocks else 0
-    for i, branch in enumerate(branches if blocks else ()):
-        module_of.update(dict.fromkeys(branch.nodes, STEM if i < first else HEAD))
+    for branch in branches[:first]:
+        module_of.update(dict.fromkeys(branch.nodes, STEM))
     for i, block in enumerate(blocks):
         for branch in block:
             part = "attn" if branch.softmax is not None else "mlp"

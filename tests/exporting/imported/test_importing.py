@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from dense_networks import write_frames
 from foreign_onnx import PREPARED, quantised, write_vit
 from onnx import TensorProto, helper
 from recorded_progress import RecordedProgress
@@ -149,6 +150,15 @@ def test_a_file_that_edgevit_made_brings_its_classes(exported: Path, tmp_path: P
     assert (again.norms, again.blocks) == (before.norms, before.blocks)
 
 
+def test_a_file_of_a_map_that_edgevit_made_is_one_again(tmp_path: Path) -> None:
+    file = write_vit(tmp_path / "m.onnx", depth=1, output="map")
+    export(file, output="map:foreground", preprocessing=PREPARED, fp16=False)
+    request = FilesRequest(model=tmp_path / "m" / "export" / "model.fp32.onnx", out=tmp_path / "again")
+    assert ModelFolder(imported(request).model).imported().output_kind == "foreground"
+    with pytest.raises(OptionError, match="says itself that it gives maps; leave --output out"):
+        imported(replace(request, out=tmp_path / "other", output="map"))
+
+
 def test_a_file_whose_own_names_are_edgevit_s_keeps_its_function(tmp_path: Path) -> None:
     file = write_vit(tmp_path / "m.onnx", depth=1)
     model = onnx.load(file)
@@ -181,16 +191,76 @@ def test_sizes_that_the_file_leaves_open_are_asked_for(tmp_path: Path) -> None:
     assert take(file, input_size=(3, 32, 32)).imported().preprocessing["input_size"] == [3, 32, 32]
 
 
-def test_what_is_no_classifier_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
-    file = write_vit(tmp_path / "m.onnx", depth=1)
+@pytest.mark.parametrize(
+    ("output", "given", "kind", "shape"),
+    [("map", None, "values", (1, 32, 32)), ("map", "map:foreground", "foreground", (1, 32, 32)),
+     ("tokens", None, "features", (16, 32)), ("features", "features", "features", (32,))],
+)  # fmt: skip
+def test_features_and_maps_are_judged_on_images_without_labels(
+    tmp_path: Path, output: str, given: str | None, kind: str, shape: tuple[int, ...]
+) -> None:
+    frames = write_frames(tmp_path / "frames")
+    file, told = write_vit(tmp_path / "m.onnx", depth=1, output=output), RecordedProgress()
+    report = export(file, data=frames, output=given, preprocessing=PREPARED, progress=told)
+    document = ModelFolder(tmp_path / "m").imported()
+    assert (document.output_kind, document.classes) == (kind, ())
+    assert document.outputs == (1 if output == "map" else 32)
+    assert any("; if not, give --output " in text for text in told.notes) == (given is None)
+    assert told.notes[-1].startswith("recognised 1 blocks"), "no classes are assumed"
+    name = "maps" if output == "map" else "features"
+    assert [(t.name, t.shape) for t in report.outputs] == [(name, ("batch", *shape))]
+    checked = report.accuracy
+    assert checked is not None and checked.torch is None and checked.images == 12
+    assert 0.99 < checked.files["fp16"].agreement <= 1 and report.parity["fp16"].error > 0
+    assert find_file(tmp_path / "m", None, None).path.name == "model.fp32.onnx"
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    seen = OnnxModel(tmp_path / "m" / "export" / "model.fp32.onnx").predict(images)
+    torch.testing.assert_close(seen, run_alone(file, images), rtol=1e-4, atol=1e-4)
+
+
+def run_alone(file: Path, images: torch.Tensor) -> torch.Tensor:
+    import onnxruntime
+
+    (outputs,) = onnxruntime.InferenceSession(str(file)).run(None, {"pixel_values": images.numpy()})
+    return torch.from_numpy(outputs)
+
+
+def reshaped(file: Path, shape: list[int], declared: list[int | str]) -> Path:
+    """Reshape the output of a file."""
     model = onnx.load(file)
-    tokens = next(n.output[0] for n in model.graph.node if n.op_type == "Softmax")
+    model.graph.node[-1].output[0] = "before"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(shape), "last_shape"))
+    model.graph.node.append(helper.make_node("Reshape", ["before", "last_shape"], ["prob"]))
     del model.graph.output[:]
-    model.graph.output.append(helper.make_tensor_value_info(tokens, TensorProto.FLOAT, ["n", 2, 16, 16]))
+    model.graph.output.append(helper.make_tensor_value_info("prob", TensorProto.FLOAT, declared))
     onnx.save(model, file)
-    with pytest.raises(CheckpointError, match=r"maps 2 images to \[2, 2, 16, 16\] and is not a classifier"):
-        take(file)
-    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+    return file
+
+
+def test_a_map_without_a_channel_gets_one(tmp_path: Path) -> None:
+    file = reshaped(write_vit(tmp_path / "m.onnx", output="map"), [0, 32, 32], ["n", 32, 32])
+    with pytest.raises(OptionError, match=r"to \[2, 32, 32\], of which .*; give --output features or map or map:fore"):
+        take(file, data=None)
+    folder = take(file, data=None, output="map")
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    seen = OnnxModel(folder.imported_onnx).predict(images)
+    torch.testing.assert_close(seen, run_alone(file, images)[:, None], rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_file_puts_out_is_what_it_can_be_and_nothing_is_left(tmp_path: Path) -> None:
+    file, frames = write_vit(tmp_path / "m.onnx", depth=1, output="map"), write_frames(tmp_path / "frames", 4)
+    with pytest.raises(OptionError, match=r"to \[2, 1, 32, 32\], which is not classes; give --output map or map:fore"):
+        take(file, output="classes")
+    with pytest.raises(OptionError, match="gives maps; leave --classes and --base-classes out"):
+        take(file, classes="3,5")
+    with pytest.raises(UnknownNameError, match="output 'boxes'"):
+        take(file, output="boxes")
+    with pytest.raises(DataError, match=r"class folders.*; if \S*m.onnx gives features, give --output features$"):
+        take(write_vit(file, depth=1), data=frames)
+    for shape, seen in (([-1], "20"), ([0, 10, 1], "2, 10, 1")):
+        with pytest.raises(CheckpointError, match=rf"maps 2 images to \[{seen}\], expected for each image a row of"):
+            take(reshaped(write_vit(file, depth=1), shape, ["n", 10, 1][: len(shape)]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["frames", "m.onnx"]
 
 
 def test_of_several_outputs_the_one_that_is_named_holds_the_logits(tmp_path: Path) -> None:

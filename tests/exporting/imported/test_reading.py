@@ -99,7 +99,7 @@ def test_one_input_and_one_output_is_what_a_classifier_has(vit: Path, tmp_path: 
     more = helper.make_tensor_value_info("t0" if where == "output" else "mask", TensorProto.FLOAT, None)
     file = changed(vit, tmp_path, lambda model: getattr(model.graph, where).append(more))
     model = onnx.load(file)
-    with pytest.raises(CheckpointError, match=rf"has 2 {where}s \(\w+, \w+\), and an image classifier has one"):
+    with pytest.raises(CheckpointError, match=rf"has 2 {where}s \(\w+, \w+\), and one is expected"):
         read_interface(file, model.graph)
 
 

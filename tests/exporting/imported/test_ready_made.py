@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from foreign_onnx import write_vit
 from recorded_progress import RecordedProgress
 from small_base import PREPROCESSING
 from tiny_cnn import write_cnn
@@ -107,6 +108,13 @@ def test_a_file_of_other_outputs_is_refused(data: DataRecord, tmp_path: Path) ->
     with pytest.raises(DataError, match=r"has 2 outputs, expected 3 \(the classes of the models\) or 10 \(those of"):
         judge(file, data)
     assert sorted(tmp_path.iterdir()) == [file]
+
+
+def test_a_map_is_not_compared_by_classes(data: DataRecord, tmp_path: Path) -> None:
+    file = write_vit(tmp_path / "m.onnx", depth=1, output="map")
+    with pytest.raises(CheckpointError, match=r"m\.onnx gives a map of values in 1 channel, and is compared by"):
+        judge(file, data)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
 def test_a_file_that_takes_another_size_than_its_preprocessing_is_refused(data: DataRecord, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ NORMS = ("blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2",
 def found_in(file: Path) -> tuple[Structure, ir.Graph]:
     model = onnx.load(file)
     shape = [d.dim_param or d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
-    graph = simplified(file, model, shape).graph
+    graph = simplified(file, model, shape, "logits").graph
     structure = find_structure(graph)
     name_nodes(graph, structure)
     return structure, graph
@@ -60,6 +60,18 @@ def test_of_one_block_and_of_none_there_is_what_there_is(tmp_path: Path, depth: 
     structure, _ = found_in(write_vit(tmp_path / "m.onnx", depth=depth))
     assert len(structure.blocks) == depth
     assert structure.norms == ((*NORMS[:2], NORMS[-1]) if depth else ("model.norm1",))
+
+
+def test_a_head_that_reads_several_depths_does_not_hide_the_blocks(tmp_path: Path) -> None:
+    structure, graph = found_in(write_vit(tmp_path / "m.onnx", depth=3, output="map"))
+    assert [block.name for block in structure.blocks] == ["blocks.0", "blocks.1", "blocks.2"]
+    kinds = ("Resize", "Softmax", "Erf")
+    parts = {node.name.partition("/")[0]: node.op_type for node in graph if node.op_type in kinds}
+    assert parts == {
+        **{f"blocks.{i}.attn": "Softmax" for i in range(3)}, **{f"blocks.{i}.mlp": "Erf" for i in range(3)},
+        "head": "Resize",
+    }  # fmt: skip
+    assert structure.norms[-1] == "head.norm1"
 
 
 def test_layer_scale_and_a_norm_before_the_blocks_change_nothing(tmp_path: Path) -> None:
