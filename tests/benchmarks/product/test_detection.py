@@ -44,7 +44,7 @@ def test_a_record_becomes_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     latency = {"masks magnitude 0.5": {"ratio": 0.7, "low": 0.6, "high": 0.8}}
     (tmp_path / "detection.json").write_text(json.dumps({"schema": 1, "rows": rows, "latency": latency}))
     shown = " ".join(detection.section().split())
-    assert "| 0 | base | 31.0 | 50.0 | 20.0 | | | | 0 | base, fine-tuned | 35.0 | 50.0 | 20.0 | | | |" in shown
+    assert "| 0 | base | 31.0 | 50.0 | 20.0 | | | | | 0 | base, fine-tuned | 35.0 | 50.0 | 20.0 | | | |" in shown
     lost = "11.0 (11.0 to 11.0) | 10.0 (10.0 to 11.0)"
     assert f"| 0.5 | magnitude | 20.0 | 50.0 | 10.0 | {lost} | 0.70 (0.60 to 0.80) |" in shown
     assert "300 other pictures with 990 objects" in shown
