@@ -58,7 +58,7 @@ def create_timm_network(
     check_arguments(args, prefix)
     try:
         with _quick_hub() if pretrained else nullcontext() as silent:
-            network: nn.Module = timm.create_model(name, pretrained=pretrained, **args)
+            network: nn.Module = _created(name, pretrained, dict(args))
     except FOREIGN as error:
         # huggingface_hub raises OSError and ValueError, timm RuntimeError where it has no weights.
         if pretrained and isinstance(error, (OSError, RuntimeError, ValueError)):
@@ -68,6 +68,24 @@ def create_timm_network(
             f"timm cannot make {name} with {shown}: {first_line(error, 120)}; check --model-arg"
         ) from error
     return family_like(network).interchange.adopted(network)
+
+
+def _created(name: str, pretrained: bool, args: dict[str, Any]) -> Any:
+    """Create a timm model; `norm_eps`, of which timm's own have no argument, is set in it."""
+    is_own = timm.models.model_entrypoint(name).__module__.startswith("timm.")
+    eps = args.pop("norm_eps", None) if is_own else None
+    network = timm.create_model(name, pretrained=pretrained, **args)
+    if eps is not None:
+        network.norm_eps = eps
+        for norm in network.modules():
+            if isinstance(norm, nn.LayerNorm):
+                norm.eps = eps
+    return network
+
+
+def norm_eps(network: nn.Module) -> set[float]:
+    """What the LayerNorms of a network add to a variance."""
+    return {norm.eps for norm in network.modules() if isinstance(norm, nn.LayerNorm)}
 
 
 @contextmanager

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError, OptionError, UnsupportedModelError
+from edgevit.network.agreement import check_architecture, check_sizes
 from edgevit.network.builder import builder_parts, built, is_builder
 from edgevit.network.copies import without_values
-from edgevit.network.creation import check_timm_name, create_timm_network, try_once
+from edgevit.network.creation import check_timm_name, create_timm_network, norm_eps, try_once
 from edgevit.network.detector import Pyramid
 from edgevit.network.families import Interchange, family_like, family_names, load_family
 from edgevit.network.folder import load
@@ -267,18 +268,33 @@ def _filled(
 
     Arguments are, in order of precedence: of options, of the configuration files, and by the shapes.
     """
-    stated = {**_stated_arguments(release, args), **args}
+    with without_values():
+        usual = create_timm_network(name, {})
+    family = family_like(usual)
+    interchange = family.interchange
+    weights = interchange.named(state)
+    shapes = interchange.shape_arguments(weights.state)
+    check_sizes(release, name, family, weights, shapes, args)
+    stated = {**_stated_arguments(release, args, shapes), **args}
+    if "norm_eps" not in args and norm_eps(usual) == {stated.get("norm_eps")}:
+        del stated["norm_eps"]
     if texts := [f"{key}={value}" for key, value in stated.items() if key not in args]:
         progress.note(f"{name} as the files beside the weights say: {', '.join(texts)}")
     for key in args.keys() & release.arguments.keys():
         if _shown(args[key]) != _shown(release.arguments[key]):
             earlier = f"{key}={release.arguments[key]}"
             progress.note(f"{CONFIG} beside the weights says {earlier}; --model-arg {key}={args[key]} is used")
-    with without_values():
-        network = create_timm_network(name, stated)
-    interchange = family_like(network).interchange
-    weights = interchange.named(state)
+    try:
+        with without_values():
+            network = create_timm_network(name, stated)
+    except OptionError as error:
+        if not texts:
+            raise
+        raise CheckpointError(f"{error} and {release.folder / CONFIG}") from error
     guessed, assumption = interchange.guessed_arguments(weights.state, network, network.state_dict(), stated)
+    if (trained := release.trained_size) is not None and trained[0] != trained[1]:
+        guessed.pop("no_embed_class", None)  # with which as many positions would be of a square
+    check_architecture(release, name, guessed)
     if guessed:
         texts = [f"{key}={value}" for key, value in guessed.items()]
         progress.note(f"{name} by the shapes of {file.name}: {', '.join(texts)}; --model-arg gives others")
@@ -287,9 +303,7 @@ def _filled(
     arguments = {"num_classes": weights.classes, **guessed, **stated}  # may differ from ImageNet's
     with without_values():  # they would be initialised and replaced
         network = create_timm_network(name, arguments)
-    weights = interchange.fitted(
-        weights, network, name, resample="img_size" in stated, trained=release.arguments.get("img_size")
-    )
+    weights = interchange.fitted(weights, network, name, resample="img_size" in stated, trained=release.trained_size)
     try:
         fill_network(network, weights.state, file, name)
     except CheckpointError as error:
@@ -301,12 +315,21 @@ def _filled(
     return network, arguments, weights
 
 
-def _stated_arguments(release: ReleaseFacts, args: Mapping[str, Any]) -> TimmArguments:
-    """timm's arguments by the configuration files, with the image size of an image processor."""
+def _stated_arguments(release: ReleaseFacts, args: Mapping[str, Any], shapes: TimmArguments) -> TimmArguments:
+    """timm's arguments by the configuration files, with the image size of an image processor.
+
+    That of the training is stated, too, where shapes say none, or a square one of as many patches.
+    """
     stated = {key: value for key, value in release.arguments.items() if key not in args}
-    size = release.preprocessing.get("input_size")
-    if size is not None and release.origin["input_size"] == PROCESSOR and "img_size" not in args:
-        stated.setdefault("img_size", size[1] if size[1] == size[2] else tuple(size[1:]))
+    size, trained = release.preprocessing.get("input_size"), release.trained_size
+    if size is not None and release.origin["input_size"] == PROCESSOR:
+        height, width = size[1:]
+    elif trained is not None and ("img_size" not in shapes or trained[0] != trained[1]):
+        height, width = trained
+    else:
+        return stated
+    if "img_size" not in args:
+        stated.setdefault("img_size", height if height == width else (height, width))
     return stated
 
 
