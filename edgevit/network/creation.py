@@ -22,25 +22,17 @@ from edgevit.network.families import family_like, family_names, load_family
 from edgevit.network.network import Network
 from edgevit.network.weights import FOREIGN, first_line
 
-_TORCHVISION_NAMES = {
-    "vit_b_16": "vit_base_patch16_224", "vit_b_32": "vit_base_patch32_224", "vit_l_16": "vit_large_patch16_224",
-    "vit_l_32": "vit_large_patch32_224", "vit_h_14": "vit_huge_patch14_224",
-    "swin_t": "swin_tiny_patch4_window7_224", "swin_s": "swin_small_patch4_window7_224",
-    "swin_b": "swin_base_patch4_window7_224",
-}  # fmt: skip
 # Most pixels of an image, and most parameters, of a network that runs fast.
 _QUICK_PIXELS, _QUICK_PARAMS = 256**2, 30_000_000
 _HUB_S = 5  # timeout of the hub
 
 
 def check_timm_name(name: str) -> None:
-    """Raise UnknownNameError if timm has no such model, with timm's name of one of torchvision."""
+    """Raise UnknownNameError if timm has no such model."""
     for family in family_names():
         load_family(family)  # which may add networks to timm's
     if not timm.is_model(name):
-        of_torchvision = _TORCHVISION_NAMES.get(name)
-        names = [of_torchvision] if of_torchvision else timm.list_models()
-        raise UnknownNameError("timm model or model folder", name, names)
+        raise UnknownNameError("timm model or model folder", name, timm.list_models())
 
 
 def create_timm_network(

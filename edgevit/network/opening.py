@@ -13,6 +13,7 @@ from typing import Any
 import timm
 import torch
 from torch import Tensor, nn
+from torchvision.models import WeightsEnum
 
 from edgevit.errors import CheckpointError, OptionError, UnsupportedModelError
 from edgevit.network.agreement import check_architecture, check_sizes
@@ -25,6 +26,7 @@ from edgevit.network.folder import load
 from edgevit.network.model import Headless, Model, describe, resolved_preprocessing, tensors_sha256
 from edgevit.network.network import Network
 from edgevit.network.request import check_openable, plain_base
+from edgevit.network.torchvision_weights import downloaded, torchvision_network, weights_in, weights_preprocessing
 from edgevit.network.weights import TimmArguments, Weights, fill_network, read_weights
 from edgevit.progress import Progress, Silent
 from edgevit.records.model import BaseFacts
@@ -125,10 +127,17 @@ def _open(
         spec = replace(spec, preprocessing={**spec.preprocessing, **overrides}, base=facts)
         origin = dict.fromkeys(PREPROCESSING_KEYS, "detector") if isinstance(model.module, Pyramid) else {}
         return Model(model, spec, ReleaseFacts(origin=origin))
-    name, args = str(base), dict(model_args or {})
+    name, args, entry = str(base), dict(model_args or {}), None
+    if (of_torchvision := torchvision_network(name)) is not None:
+        progress.note(f"{name}, of torchvision, is timm's {of_torchvision[0]}")
+        name, weights, entry = of_torchvision
+        if pretrained:
+            entry = entry or weights.DEFAULT
+            progress.note(f"torchvision's weights {entry}, from torch's cache or {entry.url}")
+            checkpoint = downloaded(entry)
     check_timm_name(name)
     if checkpoint is not None:
-        return _open_weights(name, args, Path(checkpoint), overrides, progress)
+        return _open_weights(name, args, Path(checkpoint), overrides, progress, entry)
     if pretrained:
         progress.note(f"timm's weights of {name}, from the Hugging Face hub")
     return _opened(create_timm_network(name, args, pretrained=pretrained), name, args, overrides)
@@ -173,6 +182,8 @@ def network_without_weights(
     if Path(base).is_dir():
         network: Network = load(base)
     else:
+        if (of_torchvision := torchvision_network(str(base))) is not None:
+            base = of_torchvision[0]
         with without_values():
             _refuse_too_large(create_timm_network(str(base), args), str(base))
         with torch.random.fork_rng(devices=[]):
@@ -195,13 +206,19 @@ def _refuse_too_large(network: nn.Module, name: str) -> None:
 
 
 def _open_weights(
-    name: str | None, args: Mapping[str, Any], path: Path, overrides: Mapping[str, Any], progress: Progress
+    name: str | None,
+    args: Mapping[str, Any],
+    path: Path,
+    overrides: Mapping[str, Any],
+    progress: Progress,
+    entry: WeightsEnum | None = None,
 ) -> Model | Headless:
     """Open a network with the weights of a file or a folder, and with the configuration files in the folder.
 
     Args:
         name: of the network; None: by those files, or by the shapes of the weights.
         overrides: preprocessing by options, which take precedence.
+        entry: torchvision's weights that these are; None: the name of the file says it, or they are others.
 
     Raises:
         as `open_network`.
@@ -219,6 +236,8 @@ def _open_weights(
     if name is None:
         name = _name_of(state, file, release, progress)
     network, arguments, weights = _filled(name, args, file, state, release, progress)
+    if weights.origin == "torchvision" and (entry := entry or weights_in(file)) is not None:
+        weights = replace(weights, preprocessing=weights_preprocessing(entry))
     origin = {**dict.fromkeys(weights.preprocessing, weights.origin), **release.origin}
     release = replace(release, preprocessing={**weights.preprocessing, **release.preprocessing}, origin=origin)
     stated = {part: value for part, value in release.preprocessing.items() if part != "input_size"}
