@@ -42,7 +42,7 @@ FUNCTIONS_BY_PROTOCOL = {
     "every family (`Family`, `Interchange`), and other code for a network": {
         "adopted", "answers", "blocks", "build", "check", "ends", "first_tokens", "fitted", "geometry",
         "guessed_arguments", "guessed_name", "keep_blocks", "keep_classes", "make_classifiers", "named", "of_one_size",
-        "plain_loader", "resize", "stated_arguments", "timm_arguments", "with_embedding"
+        "plain_loader", "resize", "shape_arguments", "stated_arguments", "timm_arguments", "with_embedding"
     },
     "what the agent does when asked, in its own program and as the function that does it": {
         "alternate", "measure", "profile"

@@ -22,25 +22,17 @@ from edgevit.network.families import family_like, family_names, load_family
 from edgevit.network.network import Network
 from edgevit.network.weights import FOREIGN, first_line
 
-_TORCHVISION_NAMES = {
-    "vit_b_16": "vit_base_patch16_224", "vit_b_32": "vit_base_patch32_224", "vit_l_16": "vit_large_patch16_224",
-    "vit_l_32": "vit_large_patch32_224", "vit_h_14": "vit_huge_patch14_224",
-    "swin_t": "swin_tiny_patch4_window7_224", "swin_s": "swin_small_patch4_window7_224",
-    "swin_b": "swin_base_patch4_window7_224",
-}  # fmt: skip
 # Most pixels of an image, and most parameters, of a network that runs fast.
 _QUICK_PIXELS, _QUICK_PARAMS = 256**2, 30_000_000
 _HUB_S = 5  # timeout of the hub
 
 
 def check_timm_name(name: str) -> None:
-    """Raise UnknownNameError if timm has no such model, with timm's name of one of torchvision."""
+    """Raise UnknownNameError if timm has no such model."""
     for family in family_names():
         load_family(family)  # which may add networks to timm's
     if not timm.is_model(name):
-        of_torchvision = _TORCHVISION_NAMES.get(name)
-        names = [of_torchvision] if of_torchvision else timm.list_models()
-        raise UnknownNameError("timm model or model folder", name, names)
+        raise UnknownNameError("timm model or model folder", name, timm.list_models())
 
 
 def create_timm_network(
@@ -58,7 +50,7 @@ def create_timm_network(
     check_arguments(args, prefix)
     try:
         with _quick_hub() if pretrained else nullcontext() as silent:
-            network: nn.Module = timm.create_model(name, pretrained=pretrained, **args)
+            network: nn.Module = _created(name, pretrained, dict(args))
     except FOREIGN as error:
         # huggingface_hub raises OSError and ValueError, timm RuntimeError where it has no weights.
         if pretrained and isinstance(error, (OSError, RuntimeError, ValueError)):
@@ -68,6 +60,24 @@ def create_timm_network(
             f"timm cannot make {name} with {shown}: {first_line(error, 120)}; check --model-arg"
         ) from error
     return family_like(network).interchange.adopted(network)
+
+
+def _created(name: str, pretrained: bool, args: dict[str, Any]) -> Any:
+    """Create a timm model; `norm_eps`, of which timm's own have no argument, is set in it."""
+    is_own = timm.models.model_entrypoint(name).__module__.startswith("timm.")
+    eps = args.pop("norm_eps", None) if is_own else None
+    network = timm.create_model(name, pretrained=pretrained, **args)
+    if eps is not None:
+        network.norm_eps = eps
+        for norm in network.modules():
+            if isinstance(norm, nn.LayerNorm):
+                norm.eps = eps
+    return network
+
+
+def norm_eps(network: nn.Module) -> set[float]:
+    """What the LayerNorms of a network add to a variance."""
+    return {norm.eps for norm in network.modules() if isinstance(norm, nn.LayerNorm)}
 
 
 @contextmanager

@@ -21,6 +21,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.builder import Builder
+from edgevit.network.copies import without_values
+from edgevit.network.creation import create_timm_network
 from edgevit.network.dense import within
 from edgevit.network.detector import Pyramid, check_detector, is_detections, letterbox, takes_several_sizes
 from edgevit.network.families import architecture
@@ -191,18 +193,25 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _config(module: Any, network: Network, state: dict[str, Tensor]) -> dict[str, Any]:
-    """The content of config.json, as timm writes it: name, arguments that shapes do not say, and preprocessing."""
+    """The content of config.json, as timm writes it: name, arguments, and preprocessing."""
     name = (getattr(module, "default_cfg", None) or {}).get("architecture")
     name = name or network.family.interchange.guessed_name(state)
     if name is None:
         raise UnsupportedModelError(
             f"timm's name of this {type(module).__name__} is not known; give it, and the weights with checkpoint=FILE"
         )
+    interchange = network.family.interchange
+    stated = interchange.stated_arguments(module)
+    with without_values():
+        usual = create_timm_network(name, stated)
+    sizes, _ = interchange.guessed_arguments(
+        interchange.named(state).state, usual, usual.state_dict(), {*stated, "num_heads"}
+    )
     ends = network.ends
     settings = resolve_data_config({"input_size": ends.input_size}, model=module)
     return {
         "architecture": name,
         "num_classes": ends.classifiers[0].out_features if ends.classifiers else 0,
-        "model_args": network.family.interchange.stated_arguments(module),
+        "model_args": {**sizes, **stated},
         "pretrained_cfg": {key: settings[key] for key in PREPROCESSING_KEYS},
     }

@@ -13,11 +13,13 @@ from typing import Any
 import timm
 import torch
 from torch import Tensor, nn
+from torchvision.models import WeightsEnum
 
 from edgevit.errors import CheckpointError, OptionError, UnsupportedModelError
+from edgevit.network.agreement import check_architecture, check_sizes
 from edgevit.network.builder import builder_parts, built, is_builder
 from edgevit.network.copies import without_values
-from edgevit.network.creation import check_timm_name, create_timm_network, try_once
+from edgevit.network.creation import check_timm_name, create_timm_network, norm_eps, try_once
 from edgevit.network.detector import Pyramid
 from edgevit.network.families import Interchange, family_like, family_names, load_family
 from edgevit.network.filling import fill_module
@@ -25,6 +27,7 @@ from edgevit.network.folder import load
 from edgevit.network.model import Headless, Model, describe, resolved_preprocessing, tensors_sha256
 from edgevit.network.network import Network
 from edgevit.network.request import check_openable, plain_base
+from edgevit.network.torchvision_weights import downloaded, torchvision_network, weights_in, weights_preprocessing
 from edgevit.network.weights import TimmArguments, Weights, fill_network, read_weights
 from edgevit.progress import Progress, Silent
 from edgevit.records.model import BaseFacts
@@ -127,10 +130,17 @@ def _open(
         spec = replace(spec, preprocessing={**spec.preprocessing, **overrides}, base=facts)
         origin = dict.fromkeys(PREPROCESSING_KEYS, "detector") if isinstance(model.module, Pyramid) else {}
         return Model(model, spec, ReleaseFacts(origin=origin))
-    name, args = str(base), dict(model_args or {})
+    name, args, entry = str(base), dict(model_args or {}), None
+    if (of_torchvision := torchvision_network(name)) is not None:
+        progress.note(f"{name}, of torchvision, is timm's {of_torchvision[0]}")
+        name, weights, entry = of_torchvision
+        if pretrained:
+            entry = entry or weights.DEFAULT
+            progress.note(f"torchvision's weights {entry}, from torch's cache or {entry.url}")
+            checkpoint = downloaded(entry)
     check_timm_name(name)
     if checkpoint is not None:
-        return _open_weights(name, args, Path(checkpoint), overrides, progress)
+        return _open_weights(name, args, Path(checkpoint), overrides, progress, entry)
     if pretrained:
         progress.note(f"timm's weights of {name}, from the Hugging Face hub")
     return _opened(create_timm_network(name, args, pretrained=pretrained), name, args, overrides)
@@ -177,6 +187,8 @@ def network_without_weights(
     if Path(base).is_dir():
         network: Network = load(base)
     else:
+        if (of_torchvision := torchvision_network(str(base))) is not None:
+            base = of_torchvision[0]
         with without_values():
             _refuse_too_large(create_timm_network(str(base), args), str(base))
         with torch.random.fork_rng(devices=[]):
@@ -199,13 +211,19 @@ def _refuse_too_large(network: nn.Module, name: str) -> None:
 
 
 def _open_weights(
-    name: str | None, args: Mapping[str, Any], path: Path, overrides: Mapping[str, Any], progress: Progress
+    name: str | None,
+    args: Mapping[str, Any],
+    path: Path,
+    overrides: Mapping[str, Any],
+    progress: Progress,
+    entry: WeightsEnum | None = None,
 ) -> Model | Headless:
     """Open a network with the weights of a file or a folder, and with the configuration files in the folder.
 
     Args:
         name: of the network; None: by those files, or by the shapes of the weights.
         overrides: preprocessing by options, which take precedence.
+        entry: torchvision's weights that these are; None: the name of the file says it, or they are others.
 
     Raises:
         as `open_network`.
@@ -223,6 +241,8 @@ def _open_weights(
     if name is None:
         name = _name_of(state, file, release, progress)
     network, arguments, weights = _filled(name, args, file, state, release, progress)
+    if weights.origin == "torchvision" and (entry := entry or weights_in(file)) is not None:
+        weights = replace(weights, preprocessing=weights_preprocessing(entry))
     origin = {**dict.fromkeys(weights.preprocessing, weights.origin), **release.origin}
     release = replace(release, preprocessing={**weights.preprocessing, **release.preprocessing}, origin=origin)
     stated = {part: value for part, value in release.preprocessing.items() if part != "input_size"}
@@ -272,18 +292,33 @@ def _filled(
 
     Arguments are, in order of precedence: of options, of the configuration files, and by the shapes.
     """
-    stated = {**_stated_arguments(release, args), **args}
+    with without_values():
+        usual = create_timm_network(name, {})
+    family = family_like(usual)
+    interchange = family.interchange
+    weights = interchange.named(state)
+    shapes = interchange.shape_arguments(weights.state)
+    check_sizes(release, name, family, weights, shapes, args)
+    stated = {**_stated_arguments(release, args, shapes), **args}
+    if "norm_eps" not in args and norm_eps(usual) == {stated.get("norm_eps")}:
+        del stated["norm_eps"]
     if texts := [f"{key}={value}" for key, value in stated.items() if key not in args]:
         progress.note(f"{name} as the files beside the weights say: {', '.join(texts)}")
     for key in args.keys() & release.arguments.keys():
         if _shown(args[key]) != _shown(release.arguments[key]):
             earlier = f"{key}={release.arguments[key]}"
             progress.note(f"{CONFIG} beside the weights says {earlier}; --model-arg {key}={args[key]} is used")
-    with without_values():
-        network = create_timm_network(name, stated)
-    interchange = family_like(network).interchange
-    weights = interchange.named(state)
+    try:
+        with without_values():
+            network = create_timm_network(name, stated)
+    except OptionError as error:
+        if not texts:
+            raise
+        raise CheckpointError(f"{error} and {release.folder / CONFIG}") from error
     guessed, assumption = interchange.guessed_arguments(weights.state, network, network.state_dict(), stated)
+    if (trained := release.trained_size) is not None and trained[0] != trained[1]:
+        guessed.pop("no_embed_class", None)  # with which as many positions would be of a square
+    check_architecture(release, name, guessed)
     if guessed:
         texts = [f"{key}={value}" for key, value in guessed.items()]
         progress.note(f"{name} by the shapes of {file.name}: {', '.join(texts)}; --model-arg gives others")
@@ -292,9 +327,7 @@ def _filled(
     arguments = {"num_classes": weights.classes, **guessed, **stated}  # may differ from ImageNet's
     with without_values():  # they would be initialised and replaced
         network = create_timm_network(name, arguments)
-    weights = interchange.fitted(
-        weights, network, name, resample="img_size" in stated, trained=release.arguments.get("img_size")
-    )
+    weights = interchange.fitted(weights, network, name, resample="img_size" in stated, trained=release.trained_size)
     try:
         fill_network(network, weights.state, file, name)
     except CheckpointError as error:
@@ -306,12 +339,21 @@ def _filled(
     return network, arguments, weights
 
 
-def _stated_arguments(release: ReleaseFacts, args: Mapping[str, Any]) -> TimmArguments:
-    """timm's arguments by the configuration files, with the image size of an image processor."""
+def _stated_arguments(release: ReleaseFacts, args: Mapping[str, Any], shapes: TimmArguments) -> TimmArguments:
+    """timm's arguments by the configuration files, with the image size of an image processor.
+
+    That of the training is stated, too, where shapes say none, or a square one of as many patches.
+    """
     stated = {key: value for key, value in release.arguments.items() if key not in args}
-    size = release.preprocessing.get("input_size")
-    if size is not None and release.origin["input_size"] == PROCESSOR and "img_size" not in args:
-        stated.setdefault("img_size", size[1] if size[1] == size[2] else tuple(size[1:]))
+    size, trained = release.preprocessing.get("input_size"), release.trained_size
+    if size is not None and release.origin["input_size"] == PROCESSOR:
+        height, width = size[1:]
+    elif trained is not None and ("img_size" not in shapes or trained[0] != trained[1]):
+        height, width = trained
+    else:
+        return stated
+    if "img_size" not in args:
+        stated.setdefault("img_size", height if height == width else (height, width))
     return stated
 
 

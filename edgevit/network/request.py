@@ -21,8 +21,8 @@ from edgevit.request import MODEL, PREPROCESSING, Given, Nested, Option, assignm
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 
 BASE = Option(
-    "Name of a timm model, such as deit_base_patch16_224; path of a model folder or of weights; or FILE.py:FUNCTION, "
-    "which builds a module.",
+    "Name of a model of timm or torchvision, such as deit_base_patch16_224 or vit_b_16; path of a model folder or of "
+    "weights; or FILE.py:FUNCTION, which builds a module.",
     None,
 )
 _HUBS, _LOCAL = ("hf-hub:", "hf_hub:"), "local-dir:"
@@ -104,7 +104,9 @@ class BaseOptions:
             common=True,
         ),
     ] = None
-    pretrained: Annotated[bool, Option("Download timm's pretrained weights of the base.", MODEL, common=True)] = False
+    pretrained: Annotated[
+        bool, Option("Download the pretrained weights of the base, timm's or torchvision's.", MODEL, common=True)
+    ] = False
     model_args: ModelArgs = field(default_factory=dict)
     preprocessing: Annotated[Mapping[str, Any], Nested(GivenPreprocessing)] = field(default_factory=dict)
 

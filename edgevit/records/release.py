@@ -56,12 +56,24 @@ class ReleaseFacts:
 
     labels: tuple[str, ...] = ()  # name of each output, in order; empty: not stated
     architecture: str | None = None  # timm's name of the network; None: not stated
+    model_type: str | None = None  # transformers' name of the kind of network; None: not stated, or of several networks
     arguments: _Content = field(default_factory=dict)  # arguments for timm, such as num_heads
+    # What the weights must have, too: timm's argument and its value, by the key that states it.
+    sizes: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     preprocessing: _Content = field(default_factory=dict)  # parts of timm's data config, `input_size` among them
     # Name of the file that states it, for each part of the preprocessing.
     origin: Mapping[str, str] = field(default_factory=dict)
     unequalled: tuple[str, ...] = ()  # parts of an image processor that timm cannot express
     folder: Path = Path()
+
+    @property
+    def trained_size(self) -> tuple[int, int] | None:
+        """Height and width of the images of the training, if config.json states them."""
+        sizes = [value for argument, value in self.sizes.values() if argument == "img_size"]
+        size = self.arguments.get("img_size", sizes[0] if sizes else None)
+        if isinstance(size, (list, tuple)):
+            return size[-2:][0], size[-1]
+        return None if size is None else (size, size)
 
 
 def read_release(folder: Path) -> ReleaseFacts:
@@ -90,7 +102,9 @@ def read_release(folder: Path) -> ReleaseFacts:
     return ReleaseFacts(
         labels=_labels(config, folder / CONFIG),
         architecture=architecture if isinstance(architecture, str) else None,
+        model_type=str(config["model_type"]) if "model_type" in config and _is_of_transformers(config) else None,
         arguments=_arguments(config, folder / CONFIG),
+        sizes=_sizes(config),
         preprocessing=preprocessing,
         origin=origin,
         unequalled=unequalled,
@@ -182,11 +196,50 @@ _ACTIVATIONS = {"gelu": None, "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gel
                "relu": "relu", "silu": "silu", "swish": "silu"}  # fmt: skip
 
 
+# timm's arguments for the sizes in transformers' config.json, of which each kind of network has some.
+_SIZES = {
+    "hidden_size": "embed_dim", "num_hidden_layers": "depth", "intermediate_size": "mlp_ratio",
+    "image_size": "img_size", "num_channels": "in_chans", "max_position_embeddings": "max_positions",
+    "type_vocab_size": "token_types",
+    **{key: key for key in ("patch_size", "qkv_bias", "mlp_ratio", "embed_dim", "depths", "num_heads", "window_size",
+                            "vocab_size")},
+}  # fmt: skip
+
+
+def _is_of_transformers(config: _Content) -> bool:
+    """Whether config.json may describe one network of transformers, not timm's or several."""
+    nested = any(isinstance(value, dict) and "model_type" in value for value in config.values())
+    return not nested and not isinstance(config.get("architecture"), str)
+
+
+def _sizes(config: _Content) -> Mapping[str, tuple[str, Any]]:
+    if _is_of_transformers(config):
+        # A Swin's hidden_size is that of its last stage; a gated FFN has other widths than its mlp_ratio says.
+        unread = {"hidden_size"} if "depths" in config else {"mlp_ratio"} if config.get("use_swiglu_ffn") else set()
+        stated = [(key, argument, config.get(key)) for key, argument in _SIZES.items() if key not in unread]
+    elif "architecture" in config:
+        parts = (config.get("model_args"), config.get("pretrained_cfg"))
+        args, inner = (part if isinstance(part, dict) else {} for part in parts)
+        stated = [("num_classes", "num_classes", config.get("num_classes"))]
+        # `input_size` may be that of the network that this one was trained from, and `img_size` is its own.
+        if "img_size" in args:
+            stated.append(("model_args.img_size", "img_size", args["img_size"]))
+        else:
+            stated.append(("pretrained_cfg.input_size", "img_size", inner.get("input_size")))
+    else:
+        stated = []
+    return {key: (argument, value) for key, argument, value in stated if _is_size(value)}
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, list) and {*map(type, value)} == {int})
+
+
 def _arguments(config: _Content, file: Path) -> _Content:
     """timm's arguments of the network that do not follow from shapes, and those that timm wrote.
 
     Raises:
-        CheckpointError: timm does not have the activation.
+        CheckpointError: timm does not have the activation, or another setting.
     """
     arguments: dict[str, Any] = {}
     if isinstance(config.get("architecture"), str) and isinstance(pool := config.get("global_pool"), str):
@@ -200,8 +253,14 @@ def _arguments(config: _Content, file: Path) -> _Content:
     if config.get("model_type") == "bert":
         if (positions := config.get("position_embedding_type", "absolute")) != "absolute":
             raise CheckpointError(f"{file} has {positions!r} as position_embedding_type, expected 'absolute'")
-        names = {"pad_token_id": "pad_token", "layer_norm_eps": "norm_eps"}
-        arguments |= {names[key]: config[key] for key in names if config.get(key) is not None}
+        if config.get("pad_token_id") is not None:
+            arguments["pad_token"] = config["pad_token_id"]
+    if "depths" in config:  # a Swin, which has no such arguments in timm
+        for key, usual in (("hidden_act", "gelu"), ("layer_norm_eps", 1e-5)):
+            if (value := config.get(key, usual)) != usual:
+                raise CheckpointError(f"{file} has {value!r} as {key}, expected {usual!r}")
+    elif config.get("layer_norm_eps") is not None and _is_of_transformers(config):
+        arguments["norm_eps"] = config["layer_norm_eps"]
     by_timm = config.get("model_args")
     return arguments | (by_timm if isinstance(by_timm, dict) else {})
 

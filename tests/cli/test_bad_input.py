@@ -226,7 +226,7 @@ def test_a_base_that_is_unknown_or_without_weights(refused: Any, tmp_path: Path)
     (tmp_path / "m.onnx").touch()
     assert "m.onnx is an ONNX file" in refused(base="m.onnx", without=("checkpoint", "args"))
     assert "NaFlexVit" in refused(base="naflexvit_base_patch16_gap", without=("checkpoint", "args"))
-    assert "did you mean 'vit_base_patch16_224'" in refused(base="vit_b_16")
+    assert "torchvision's vit_b_16 has no weights 'V3'; known: IMAGENET1K_V1" in refused(base="vit_b_16.V3")
     download = "`hf download google/vit-base --local-dir DIR`, and give DIR"
     assert download in refused(base="hf-hub:google/vit-base", without=("checkpoint", "args"))
     assert "no weights at nowhere.pth" in refused("--checkpoint", "nowhere.pth", without=("checkpoint",))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants
 import pytest
-from small_base import NAME
+import timm
+import torch
+from safetensors.torch import save_file
+from small_base import ARGS, NAME, outputs
 
+import edgevit
 from edgevit.errors import CheckpointError, OptionError, UnknownNameError
+from edgevit.network.creation import norm_eps
 from edgevit.network.opening import open_base
 
 
@@ -20,6 +26,24 @@ def test_a_name_that_timm_does_not_know_is_corrected() -> None:
         open_base(NAME)
     with pytest.raises(OptionError, match="exclude each other"):
         open_base(NAME, checkpoint="x.pth", pretrained=True)
+
+
+def test_norms_add_what_an_argument_says_in_copies_and_with_timm_alone_too(tmp_path: Path, small_vit: Any) -> None:
+    """transformers' ViTs add 1e-12 to variances, timm's 1e-6."""
+    save_file(small_vit().state_dict(), tmp_path / "base.safetensors")
+    base, usual = (
+        open_base(NAME, checkpoint=tmp_path / "base.safetensors", model_args={**ARGS, **args})
+        for args in ({"norm_eps": 0.01}, {})
+    )
+    assert norm_eps(base) == {0.01} and norm_eps(usual) == {1e-6}
+    assert not torch.allclose(outputs(base), outputs(usual), atol=1e-3)
+    again = edgevit.base(base, out=tmp_path / "m")
+    assert again.spec.timm_args["norm_eps"] == 0.01 and torch.equal(outputs(again), outputs(base))
+    assert torch.equal(outputs(edgevit.load(tmp_path / "m")), outputs(base))
+    spec = json.loads((tmp_path / "m" / "model.json").read_text())
+    made: dict[str, Any] = {"timm": timm, "torch": torch, "spec": spec, "state": base.state_dict()}
+    exec(again.plain_loader() or "", made)
+    torch.testing.assert_close(outputs(made["model"].eval()), outputs(base))
 
 
 def test_pretrained_without_a_network_is_one_line(

@@ -8,7 +8,7 @@ import timm
 
 from edgevit.errors import UnknownNameError, UnsupportedModelError
 from edgevit.network import families
-from edgevit.network.families import family_like, family_names, load_family, name_of
+from edgevit.network.families import family_like, family_names, load_family, name_of, plain_creation
 
 
 def test_a_family_knows_its_own_name(small_vit):
@@ -24,6 +24,13 @@ def test_a_model_of_no_family_says_which_there_are():
 def test_unknown_families_are_named() -> None:
     with pytest.raises(UnknownNameError, match="no model family 'vitt'; did you mean 'vit'"):
         load_family("vitt")
+
+
+def test_timms_network_is_created_in_one_line_unless_its_norms_are_set() -> None:
+    module = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
+    assert plain_creation(module).count("\n") == 1
+    module.norm_eps = 1e-12
+    assert "norm.eps = eps" in plain_creation(module)
 
 
 def test_mypy_holds_every_family_against_the_protocol() -> None:

@@ -23,6 +23,10 @@ from edgevit.network.network import Network
 # Arguments of timm.create_model, which a person may give, too (--model-arg), and model.json repeats: no attributes.
 ARGUMENT = "an argument of timm.create_model"
 ELSEWHERE = {
+    **{
+        ("network/agreement.py", name): ARGUMENT
+        for name in ("embed_dim", "img_size", "num_classes", "num_heads", "patch_size")
+    },
     ("network/folder.py", "embed_dim"): ARGUMENT,
     ("network/opening.py", "img_size"): ARGUMENT,
     ("network/network.py", "embed_dim"): ARGUMENT,
@@ -39,10 +43,14 @@ ELSEWHERE = {
     ("exporting/imported/structure.py", "patch_embed"): "a name of nodes of an imported ONNX file",
     ("exporting/imported/structure.py", "attn"): "likewise",
     ("exporting/imported/structure.py", "mlp"): "likewise",
-    ("records/release.py", "num_heads"): ARGUMENT,
-    ("records/release.py", "global_pool"): ARGUMENT,
+    ("network/opening.py", "no_embed_class"): ARGUMENT,
+    **{
+        ("records/release.py", name): ARGUMENT
+        for name in ("embed_dim", "global_pool", "img_size", "in_chans", "num_classes", "num_heads", "patch_size")
+    },
     ("records/release.py", "pretrained_cfg"): "what a publisher's config.json says beside the weights",
     ("network/from_module.py", "num_classes"): ARGUMENT,
+    ("network/from_module.py", "num_heads"): ARGUMENT,
     ("network/from_module.py", "default_cfg"): "what each network of timm says of itself",
     ("network/from_module.py", "pretrained_cfg"): "what a publisher's config.json says beside the weights",
     ("network/families/__init__.py", "default_cfg"): "what each network of timm says of itself",

@@ -603,6 +603,10 @@ def test_a_network_is_guessed_from_the_shapes_of_its_weights(
     assert shapes[0] == shapes[1]
     assert interchange.guessed_arguments(given, again, again.state_dict(), ())[0].keys() <= {"mlp_ratio"}
     assert timm.is_model(interchange.guessed_name(given) or "")
+    shape = interchange.shape_arguments(given)
+    assert (shape["patch_size"], shape["embed_dim"]) == (again.patch_embed.proj.stride[0], again.embed_dim)
+    others = set(family_names()) - {family_name}
+    assert not any({*interchange.model_types} & {*load_family(other).interchange.model_types} for other in others)
 
 
 @sweep

@@ -67,7 +67,7 @@ def test_weights_alone_are_opened_by_their_shapes_and_their_folder(small_vit: An
     """A folder as timm saves it, and a file whose heads have the usual width."""
     network = small_vit()
     save_file(network.state_dict(), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": NAME, "model_args": {"num_heads": 2}}))
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": NAME, "model_args": ARGS}))
     for base in (tmp_path, tmp_path / "model.safetensors", f"local-dir:{tmp_path}"):
         model = open_base(base)
         assert model.spec.timm_name == NAME and torch.equal(outputs(model), outputs(network))

@@ -35,6 +35,27 @@ def test_transformers_names_outputs_heads_and_preprocessing(tmp_path: Path) -> N
     assert set(release.origin.values()) == {"preprocessor_config.json"} and release.unequalled == ()
 
 
+def test_sizes_are_those_of_one_network_under_timms_names(tmp_path: Path) -> None:
+    config = {"model_type": "dinov2", "hidden_size": 64, "image_size": [32, 48], "mlp_ratio": 4, "layer_norm_eps": 1e-6}
+    release = read_release(write(tmp_path, config=config))
+    sizes = {"hidden_size": ("embed_dim", 64), "image_size": ("img_size", [32, 48]), "mlp_ratio": ("mlp_ratio", 4)}
+    assert (release.model_type, release.sizes, release.trained_size) == ("dinov2", sizes, (32, 48))
+    assert release.arguments == {"norm_eps": 1e-6}
+    assert "mlp_ratio" not in read_release(write(tmp_path, config={**config, "use_swiglu_ffn": True})).sizes
+    two = read_release(write(tmp_path, config={**config, "backbone_config": {"model_type": "swin"}}))
+    assert (two.model_type, two.sizes, two.arguments) == (None, {}, {})
+    swin = read_release(write(tmp_path, config={"model_type": "swin", "depths": [2, 2], "hidden_size": 768}))
+    assert swin.sizes == {"depths": ("depths", [2, 2])} and swin.trained_size is None
+
+
+def test_the_network_of_timm_has_the_image_size_of_its_arguments_if_they_say_one(tmp_path: Path) -> None:
+    config = {"architecture": "vit", "num_classes": 3, "pretrained_cfg": {"input_size": [3, 64, 32]}}
+    release = read_release(write(tmp_path, config=config))
+    assert release.sizes["num_classes"] == ("num_classes", 3) and release.trained_size == (64, 32)
+    release = read_release(write(tmp_path, config={**config, "model_args": {"img_size": 48}}))
+    assert release.trained_size == (48, 48) and "pretrained_cfg.input_size" not in release.sizes
+
+
 @pytest.mark.parametrize("inside", [False, True], ids=["root", "pretrained_cfg"])
 def test_timm_names_network_arguments_outputs_and_preprocessing(tmp_path: Path, inside: bool) -> None:
     cfg: dict[str, Any] = {"mean": [0.1] * 3, "crop_pct": 0.9, "test_crop_pct": 0.95, "std": None}
@@ -70,6 +91,8 @@ def test_preprocessing_that_timm_has_not_is_named(tmp_path: Path) -> None:
         ({"id2label": {"0": "a", "2": "b"}}, "does not name the outputs 0 to 1"),
         ({"id2label": {"0": "a", "1": 3}}, "names of outputs that are not text"),
         ({"num_attention_heads": 2, "hidden_act": "selu"}, "has 'selu' as hidden_act, expected one of gelu"),
+        ({"depths": [2, 2], "layer_norm_eps": 1e-6}, "has 1e-06 as layer_norm_eps, expected 1e-05"),
+        ({"depths": [2, 2], "hidden_act": "relu"}, "has 'relu' as hidden_act, expected 'gelu'"),
         ({"pretrained_cfg": {"std": [0, 1, 1]}}, "its preprocessing has 0 as std.0"),
         ({"pretrained_cfg": {"crop_pct": "big"}}, "its preprocessing has 'big' as crop_pct"),
     ],

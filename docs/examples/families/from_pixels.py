@@ -73,7 +73,9 @@ answers, of_one_size = map(_inner, (vit.answers, vit.of_one_size))
 class _Interchange:
     """Files contain the weights of the inner network, under its names."""
 
+    model_types = ()  # transformers has no such network
     named = staticmethod(vit.interchange.named)
+    shape_arguments = staticmethod(vit.interchange.shape_arguments)
     guessed_name = staticmethod(vit.interchange.guessed_name)
     stated_arguments = staticmethod(_inner(vit.interchange.stated_arguments))
     timm_arguments = staticmethod(_inner(vit.interchange.timm_arguments))

@@ -24,6 +24,10 @@ from edgevit.network.weights import TimmArguments, Weights
 class Interchange(Protocol):
     """How networks and weights of a family come from other programs, and go to them."""
 
+    @property
+    def model_types(self) -> Collection[str]:
+        """transformers' names, in config.json, of the networks whose weights `named` reads."""
+
     def adopted(self, module: nn.Module, /) -> nn.Module:
         """Convert a network of timm to one that the family supports; usually it is returned unchanged."""
 
@@ -45,6 +49,9 @@ class Interchange(Protocol):
 
     def guessed_name(self, state: Mapping[str, Tensor], /) -> str | None:
         """timm's name of a network like that of these weights, of any sizes; None: they are not of this family."""
+
+    def shape_arguments(self, state: Mapping[str, Tensor], /) -> TimmArguments:
+        """timm's arguments that the shapes of weights under this family's names say."""
 
     def guessed_arguments(
         self,
@@ -182,6 +189,22 @@ def architecture(module: nn.Module) -> str:
     """timm's name of a network, or that of its class."""
     config = getattr(module, "default_cfg", None)
     return str((config.get("architecture") if isinstance(config, dict) else None) or type(module).__name__)
+
+
+_CREATION = """model = timm.create_model(spec["timm_name"], **spec["timm_args"])
+"""
+_CREATION_WITH_EPS = """args = dict(spec["timm_args"])
+eps = args.pop("norm_eps")  # of which timm has no argument
+model = timm.create_model(spec["timm_name"], **args)
+for norm in model.modules():
+    if isinstance(norm, torch.nn.LayerNorm):
+        norm.eps = eps
+"""
+
+
+def plain_creation(module: nn.Module) -> str:
+    """Lines of Python that create timm's network of `spec` (model.json)."""
+    return _CREATION_WITH_EPS if hasattr(module, "norm_eps") else _CREATION
 
 
 def family_like(module: nn.Module) -> Family:

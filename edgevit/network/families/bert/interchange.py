@@ -13,6 +13,8 @@ from edgevit.errors import CheckpointError
 from edgevit.network.families.bert.modules import BertClassifier
 from edgevit.network.weights import State, TimmArguments, Weights, mlp_ratio
 
+model_types = ("bert",)
+
 _WORDS = "embeddings.word_embeddings.weight"
 _RULES = [
     (r"^(embeddings|encoder|pooler)\.", r"bert.\1."),  # of a BertModel alone
@@ -47,7 +49,7 @@ def guessed_name(state: Mapping[str, Tensor]) -> str | None:
     return "bert" if f"bert.{_WORDS}" in state else None
 
 
-def _shape_arguments(state: Mapping[str, Tensor]) -> TimmArguments:
+def shape_arguments(state: Mapping[str, Tensor]) -> TimmArguments:
     """The arguments by which a network has the shapes of these weights; of another network's, none."""
     words, places, types = (
         state.get(f"bert.embeddings.{kind}_embeddings.weight") for kind in ("word", "position", "token_type")
@@ -78,7 +80,7 @@ def guessed_arguments(
             "the number of heads does not follow from the weights of a BERT; keep config.json beside them, or give "
             "--model-arg num_heads=..."
         )
-    now, then = _shape_arguments(network_state), _shape_arguments(state)
+    now, then = shape_arguments(network_state), shape_arguments(state)
     return {key: value for key, value in then.items() if now.get(key) != value and key not in stated}, None
 
 

@@ -18,11 +18,14 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2Stage
 from torch import Tensor, nn
 
 from edgevit.network.anatomy import BlockDims
+from edgevit.network.families import plain_creation
 from edgevit.network.families.swin.embedding import is_narrower
 from edgevit.network.families.swin.listed import ListedSwin, is_listed, swin_of_list
 from edgevit.network.families.swin.modules import SwinStage, TokenSwin, WindowAttention, WindowBlock, Windows
 from edgevit.network.weights import State, TimmArguments, Weights, first_names, mlp_ratio
 from edgevit.records.model import PreprocessingFields
+
+model_types = ("swin", "maskformer-swin", "donut-swin")
 
 _PATCHES = "patch_embed.proj.weight"
 _HUGGING_FACE = [
@@ -66,10 +69,10 @@ _SIZES = {96: "tiny", 128: "base", 192: "large"}  # timm's name of the size, by 
 
 
 # -- networks of timm --------------------------------------------------------------------------------------------------
-_START = """from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
+_IMPORT = """from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 
-model = timm.create_model(spec["timm_name"], **spec["timm_args"])
-blocks = [(name, block) for name, block in model.named_modules() if isinstance(block, SwinTransformerBlock)]
+"""
+_START = """blocks = [(name, block) for name, block in model.named_modules() if isinstance(block, SwinTransformerBlock)]
 for (name, block), dims in zip(blocks, spec["blocks"]):
     d, sides = block.dim, zip(block.input_resolution, block.window_size)
     block.shift_size = tuple(w // 2 if dims["shifted"] and w < r else 0 for r, w in sides)
@@ -262,7 +265,7 @@ def fitted(weights: Weights, network: Any, name: str, *, resample: bool, trained
     return replace(weights, state=state, notes=(*weights.notes, note))
 
 
-def _shape_arguments(state: Mapping[str, Tensor]) -> TimmArguments:
+def shape_arguments(state: Mapping[str, Tensor]) -> TimmArguments:
     """timm's arguments that the shapes of weights under timm's names say."""
     patches = state.get(_PATCHES)
     places = [match for name in state if (match := re.fullmatch(r"layers\.(\d+)\.blocks\.(\d+)\.norm2\.bias", name))]
@@ -293,13 +296,13 @@ def guessed_arguments(
     state: Mapping[str, Tensor], network: Any, network_state: Mapping[str, Tensor], stated: Collection[str]
 ) -> tuple[TimmArguments, str | None]:
     """The arguments by which a network would have the shapes of these weights; those that are `stated` are left out."""
-    now, then = _shape_arguments(network_state), _shape_arguments(state)
+    now, then = shape_arguments(network_state), shape_arguments(state)
     return {key: value for key, value in then.items() if now.get(key) != value and key not in stated}, None
 
 
 def guessed_name(state: Mapping[str, Tensor]) -> str | None:
     """timm's name of a Swin similar to these weights; None: they are not of a Swin."""
-    arguments = _shape_arguments(state)
+    arguments = shape_arguments(state)
     if not arguments or "num_heads" not in arguments:
         return None
     size = _SIZES[min(_SIZES, key=lambda width: abs(width - arguments["embed_dim"]))]
@@ -310,7 +313,8 @@ def guessed_name(state: Mapping[str, Tensor]) -> str | None:
 
 
 def stated_arguments(module: Any) -> TimmArguments:
-    return {"img_size": list(module.patch_embed.img_size)}
+    arguments: TimmArguments = {"img_size": list(module.patch_embed.img_size)}
+    return arguments | ({"norm_eps": module.norm_eps} if hasattr(module, "norm_eps") else {})
 
 
 def timm_arguments(module: Any, depth: int, embed: int) -> TimmArguments:
@@ -327,7 +331,7 @@ def plain_loader(model: Any) -> str | None:
     blocks = [block for stage in model.layers for block in stage.blocks]
     if any(block.attn is not None and block.attn.qk_dim != block.attn.vo_dim for block in blocks):
         return None
-    lines = [_START]
+    lines = [_IMPORT, plain_creation(model), _START]
     lines += [_NO_ATTENTION] * any(block.attn is None for block in blocks)
     lines += [_NO_FFN] * any(block.mlp is None for block in blocks)
     return "".join([*lines, _REST.replace(_LOAD, _NARROWER + _LOAD) if is_narrower(model) else _REST])

@@ -6,6 +6,7 @@ from typing import Any
 
 from timm.models.vision_transformer import VisionTransformer
 
+from edgevit.network.families import plain_creation
 from edgevit.network.families.vit.names import fitted as fitted
 from edgevit.network.families.vit.names import named as named
 from edgevit.network.families.vit.parts import attn_of, is_post_norm, mlp_of
@@ -13,14 +14,17 @@ from edgevit.network.families.vit.rotary import WithoutPositions
 from edgevit.network.families.vit.rotary import adopted as adopted
 from edgevit.network.families.vit.shapes import guessed_arguments as guessed_arguments
 from edgevit.network.families.vit.shapes import guessed_name as guessed_name
+from edgevit.network.families.vit.shapes import shape_arguments as shape_arguments
 from edgevit.network.families.vit.slim import SlimAttention
 from edgevit.network.families.vit.tokens import TokenBlock, TokenChoice
 from edgevit.network.weights import TimmArguments
 
-_START = """from timm.models.vision_transformer import Attention
+model_types = ("vit", "deit", "vit_mae", "vit_msn", "ijepa", "dinov2", "dinov2_with_registers", "dinov3_vit")
 
-model = timm.create_model(spec["timm_name"], **spec["timm_args"])
-for i, (block, dims) in enumerate(zip(model.blocks, spec["blocks"])):
+_IMPORT = """from timm.models.vision_transformer import Attention
+
+"""
+_START = """for i, (block, dims) in enumerate(zip(model.blocks, spec["blocks"])):
     d, bias = model.embed_dim, lambda name: f"blocks.{i}.{name}.bias" in state
 """
 _NO_ATTENTION = """    if not dims["heads"]:  # only the FFN is left
@@ -56,7 +60,7 @@ def stated_arguments(module: Any) -> TimmArguments:
         arguments |= {"no_embed_class": module.no_embed_class, "global_pool": module.global_pool}
         attention = next((attn for block in module.blocks if (attn := attn_of(block)) is not None), None)
         arguments |= {} if attention is None else {"num_heads": attention.num_heads}
-    return arguments
+    return arguments | ({"norm_eps": module.norm_eps} if hasattr(module, "norm_eps") else {})
 
 
 def timm_arguments(module: Any, depth: int, embed: int) -> TimmArguments:
@@ -77,7 +81,7 @@ def plain_loader(model: Any) -> str | None:
     post_norm = any(map(is_post_norm, model.blocks))
     attention = "x + b.norm1(b.attn(x))" if post_norm else "x + b.ls1(b.attn(b.norm1(x)))"
     ffn = "x + b.norm2(b.mlp(x))" if post_norm else "x + b.ls2(b.mlp(b.norm2(x)))"
-    lines = [_START]
+    lines = [_IMPORT, plain_creation(model), _START]
     without_attention = any(attn_of(block) is None for block in model.blocks)
     if without_attention:
         lines.append(_NO_ATTENTION.format(ffn=ffn, scale="" if post_norm else ", block.ls1"))

@@ -1,0 +1,108 @@
+"""Refuse weights that `config.json` beside them contradicts: its sizes are compared with those of the weights."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Container, Mapping
+from typing import Any
+
+from edgevit.errors import CheckpointError
+from edgevit.network.families import Family, name_of
+from edgevit.network.weights import TimmArguments, Weights
+from edgevit.records.release import CONFIG, READER, ReleaseFacts
+
+# Sizes that timm's name of a network says; others depend on the images and the classes of the training.
+_OF_NAME = ("patch_size", "embed_dim", "depth", "mlp_ratio", "depths", "num_heads", "window_size")
+
+
+def check_sizes(
+    release: ReleaseFacts, name: str, family: Family, weights: Weights, shapes: TimmArguments, args: Container[str]
+) -> None:
+    """Check the kind of network and the sizes that config.json states.
+
+    Args:
+        name: timm's, of a network of the family.
+        weights: under the family's names.
+        shapes: timm's arguments that the shapes of the weights say.
+        args: arguments that options set, which take precedence.
+
+    Raises:
+        CheckpointError: the weights have others.
+    """
+    file, kind = release.folder / CONFIG, release.model_type
+    if kind is not None and kind not in family.interchange.model_types:
+        raise CheckpointError(
+            f"{file} contradicts the weights: model_type is {kind}, and they are of the family {name_of(family)}, of "
+            f"which edgevit reads {', '.join(family.interchange.model_types)}; {READER.hint}"
+        )
+    if _is_stated(name, release) and family.interchange.guessed_name(weights.state) is None:
+        raise CheckpointError(
+            f"{file} contradicts the weights: architecture is {name}, and they are not of the family "
+            f"{name_of(family)}; {READER.hint}"
+        )
+    actual = {**shapes, "num_classes": weights.classes}
+    faults, hints = [], dict[str, Any]()
+    for key, (argument, stated) in release.sizes.items():
+        if argument not in actual or argument in args:
+            continue
+        found = actual[argument]
+        if key == "intermediate_size":
+            found = round(found * shapes["embed_dim"])
+        if not _agree(key, stated, found, shapes):
+            faults.append(f"{key} is {stated}, in the weights {found}")
+            hints[argument] = actual[argument]
+    if faults:
+        raise CheckpointError(f"{file} contradicts the weights: {'; '.join(faults)}; {_as_they_are(hints)}")
+
+
+def check_architecture(release: ReleaseFacts, name: str, guessed: TimmArguments) -> None:
+    """Check that timm's network in config.json, unless an option gives another, has the sizes of the weights.
+
+    Args:
+        name: timm's, of the network that is used.
+        guessed: timm's arguments by the shapes of the weights, where they differ from that network's.
+
+    Raises:
+        CheckpointError: they are of another network.
+    """
+    differing = {key: value for key, value in guessed.items() if key in _OF_NAME}
+    # A single number of heads is assumed; those of stages follow from shapes.
+    differences = [
+        f"{key} {value}" for key, value in differing.items() if key != "num_heads" or isinstance(value, list)
+    ]
+    if differences and _is_stated(name, release):
+        raise CheckpointError(
+            f"{release.folder / CONFIG} contradicts the weights: architecture is {release.architecture}, and they have "
+            f"{', '.join(differences)}; {_as_they_are(differing)}"
+        )
+
+
+def _is_stated(name: str, release: ReleaseFacts) -> bool:
+    return name.partition(".")[0] == release.architecture
+
+
+def _as_they_are(arguments: Mapping[str, Any]) -> str:
+    options = (f"--model-arg {shlex.quote(f'{key}={value}')}" for key, value in arguments.items())
+    return f"correct the one that is wrong, or give {' '.join(options)} for the weights as they are"
+
+
+def _agree(key: str, stated: Any, found: Any, shapes: TimmArguments) -> bool:
+    if key.endswith(("image_size", "img_size", "input_size")):
+        # Positions of 4 x 6 patches and a class token may have been read as those of 5 x 5 patches.
+        prefix = shapes["class_token"] + shapes["reg_tokens"]
+        return abs(_patches(stated, shapes) - _patches(found, shapes)) in (0, prefix)
+    if key == "patch_size":
+        return _sides(stated) == _sides(found)
+    if key == "mlp_ratio":  # widths are rounded down
+        return not isinstance(stated, list) and bool(abs(stated - found) * shapes["embed_dim"] < 1)
+    return bool(stated == found)
+
+
+def _patches(size: Any, shapes: TimmArguments) -> int:
+    rows, columns = (side // step for side, step in zip(_sides(size), _sides(shapes["patch_size"]), strict=True))
+    return int(rows * columns)
+
+
+def _sides(size: Any) -> tuple[Any, Any]:
+    """Height and width of a size [height, width], with channels before them, or for both."""
+    return (size[-2:][0], size[-1]) if isinstance(size, (list, tuple)) else (size, size)
