@@ -174,10 +174,12 @@ def tuned_row(function: str, device: str, cache: Path) -> Row:
     import edgevit
 
     folder = cache / f"detection-{function}-tuned"
-    if not folder.is_dir():
-        edgevit.base(
+    if not folder.is_dir():  # a derivation that removes nothing keeps the fine-tuned base
+        edgevit.derive(
             f"{BUILDER}:{function}", checkpoint=ensure_weights(function, device, cache), data=ensure_pictures(cache),
-            output="boxes", training=_training(TUNED, device), out=folder, cache=cache / "derivations",
+            output="boxes", method="magnitude", macs=_loaded(function, device, cache).spec.macs, out=folder,
+            finetune_base=True, base_steps=TUNED, derive_from="finetuned", training=_training(0, device),
+            cache=cache / "derivations",
         )  # fmt: skip
     tuned = edgevit.load(folder)
     method = {"network": function, "method": "base, fine-tuned"}
