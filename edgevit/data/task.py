@@ -499,6 +499,7 @@ def open_unlabelled_task(
         OptionError: as for `open_task`.
     """
     _check_fraction(validation_fraction)
+    data = _resolved(data)  # names of images and the split are then those of `reopen` and `with_labels`
     source = open_pictures(data)
     splitting = Splitting(source, validation_fraction, seed, group_by)
     named = {"base_outputs": outputs, "base_names": None}
