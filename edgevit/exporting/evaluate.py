@@ -302,7 +302,8 @@ def _judged_by_targets(
     with progress.stage("evaluate", count, "image") as stage, torch.inference_mode():
         for positions, (batch, _) in zip(batches, images.read(batches), strict=True):
             maps = _finite(candidate, output, request, batch).float().cpu()
-            expected = read_targets(targets, output, positions)
+            is_of_classes = output.kind == "classes" and module is None
+            expected = read_targets(targets, output, positions, maps.shape[1] if is_of_classes else None)
             if module is not None:
                 scores.append(own_score(module, maps, expected))
             else:
@@ -311,7 +312,12 @@ def _judged_by_targets(
                 errors += [] if error is None else [error]
             stage.update(positions.stop)
     mean_error = float(torch.cat(errors).mean()) if errors else None
-    judged = MapScore(float(torch.cat(scores).mean()), mean_error, own=module is not None)
+    of_images = torch.cat(scores)
+    if output.kind == "classes":
+        of_images = of_images[~of_images.isnan()]
+        if not len(of_images):
+            raise DataError(f"none of the {count} targets in {request.data} has a pixel of a class; give others")
+    judged = MapScore(float(of_images.mean()), mean_error, own=module is not None)
     return Evaluation(
         str(request.model), candidate.form, str(request.data), "test", count, None, None, 0, {}, {},
         targets=judged,
