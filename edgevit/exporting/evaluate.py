@@ -219,11 +219,12 @@ def _probed(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress
     """Fit classifiers to the features of labelled images, and judge them on the held-out ones.
 
     Raises:
-        OptionError: the model classifies images itself.
+        OptionError: the model puts out no features.
     """
     subject = candidate.subject
     if subject.output_kind != "features":
-        raise OptionError(f"--probe is for features, and {request.model} classifies images itself; leave it out")
+        does = {"logits": "classifies images itself", "boxes": "gives boxes"}.get(subject.output_kind, "gives maps")
+        raise OptionError(f"--probe is for features, and {request.model} {does}; leave it out")
     judging = open_judging(
         subject, request.data, classes=request.classes, part=request.part, seed=request.seed,
         validation_fraction=request.validation_fraction, group_by=request.group_by,
