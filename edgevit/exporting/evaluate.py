@@ -29,15 +29,17 @@ from edgevit.exporting.request import ONNX, JudgeRequest, Part
 from edgevit.exporting.session import OUTPUT_KIND, OnnxModel
 from edgevit.exporting.targets import MapScore, Targets, find_targets, own_score, read_targets, score_maps
 from edgevit.network.accuracy import measure_accuracy
+from edgevit.network.classifier import with_features
 from edgevit.network.device import find_device
 from edgevit.network.folder import load
-from edgevit.network.model import Headless
+from edgevit.network.likeness import Likeness
+from edgevit.network.model import Headless, tensors_sha256
 from edgevit.network.network import Network
 from edgevit.network.opening import open_network
 from edgevit.network.output import Levels, Logits, Map, Output
 from edgevit.progress import Progress, Silent
 from edgevit.records.class_names import ClassName
-from edgevit.records.derivation import DetectionRecord, Fraction, RejectedRecord, Seed
+from edgevit.records.derivation import DetectionRecord, Fraction, RejectedRecord, Seed, SimilarityRecord
 from edgevit.records.model import Index, OutputKind, Preprocessing, Rejection, TextPreprocessing
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import suffix_of
@@ -64,6 +66,7 @@ class Evaluation:
     # Top-1 of each classifier that was fitted to the features, by name; None: none was requested.
     probes: dict[str, float] | None = None
     targets: MapScore | None = None  # score of maps against their targets; None: there are none
+    similarity: SimilarityRecord | None = None  # of features to those of the base; None: not compared
     # What a detector finds in images with annotations; None: no detector, or no annotations.
     detections: DetectionRecord | None = None
 
@@ -228,7 +231,7 @@ def _probed(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress
     judging = open_judging(
         subject, request.data, classes=request.classes, part=request.part, seed=request.seed,
         validation_fraction=request.validation_fraction, group_by=request.group_by,
-        skip_bad_images=request.skip_bad_images, check=PARTS, progress=progress,
+        skip_bad_images=request.skip_bad_images, check=PARTS, labelled=True, progress=progress,
     ).limited(request.max_images)  # fmt: skip
     workers = workers_for(request.workers, find_device(request.device).type, request.batch_size)
 
@@ -257,15 +260,61 @@ def _of_folder(candidate: ModelUnderTest, judging: Judging, request: JudgeReques
     return load(candidate.folder.path).to(find_device(request.device))
 
 
+def _base_of(folder: ModelFolder) -> Network | None:
+    """The base of a derived backbone, which puts out the same features; None: it is not at hand.
+
+    It is the folder `base` beside it or the one it names, if that has the weights that the model states: its own, or
+    those from which it was written with other features.
+    """
+    record, spec = folder.derivation(), folder.document().spec
+    places = () if record is None else (folder.path.absolute().with_name("base"), Path(record.base))
+    for place in places:
+        if not ModelFolder(place).is_model:
+            continue
+        base = load(place)
+        of_base, is_bare = base.spec, base.spec.output_kind == "features"
+        hashes = [tensors_sha256(base.state_dict()), *([of_base.base.weights_sha256] if is_bare else [])]
+        if spec.base.weights_sha256 not in hashes or of_base.blocks != spec.base.blocks:
+            continue
+        if not is_bare or not (of_base.outputs or of_base.depths):
+            return with_features(base, spec.tokens, spec.depths)
+        if (of_base.tokens, of_base.depths) == (spec.tokens, spec.depths):
+            return base
+    return None
+
+
+def _likeness(
+    candidate: ModelUnderTest, base: Network, judging: Judging, request: JudgeRequest, progress: Progress
+) -> Evaluation:
+    """Compare the features of a model folder with those of its base."""
+    device, likeness = find_device(request.device), Likeness()
+    base.to(device)
+    workers = workers_for(request.workers, device.type, request.batch_size)
+    with progress.stage("compare features", len(judging.split), "image") as stage, torch.inference_mode():
+        for images, _ in judging.split.batches(request.batch_size, workers):
+            likeness.add(base(images.to(device)), _finite(candidate, judging.output, request, images))
+            stage.update(sum(map(len, likeness.cosines)))
+    record = likeness.record()
+    return Evaluation(
+        str(request.model), candidate.form, judging.data, judging.part, record.images, None, None, 0, {}, {},
+        similarity=record,
+    )  # fmt: skip
+
+
 def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest, progress: Progress) -> Evaluation:
-    """Compare outputs without classes with those of the model folder in torch.
+    """Compare outputs without classes with those of the model folder in torch, or features of that with its base's.
 
     Raises:
         CheckpointError: the file is in no model folder.
-        OptionError: it is the model in torch.
+        OptionError: it is the model in torch, and no base of its features is at hand.
     """
     if candidate.form == "torch":
+        folder = ModelFolder(Path(request.model))
+        if judging.output.kind == "features" and folder.is_model and (base := _base_of(folder)) is not None:
+            return _likeness(candidate, base, judging, request, progress)
         noun, tried = "features", "--probe knn,linear tells what they are worth on labelled images"
+        if folder.is_model and folder.derivation() is not None:
+            tried += f", and with its base in {folder.path.with_name('base')} they are compared with the base's"
         if isinstance(judging.output, Levels):
             noun, tried = "boxes", "give --data with annotated images in COCO's format, such as instances.json"
         if isinstance(judging.output, Map):

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from edgevit.data.sources.coco import CocoImages
@@ -19,6 +18,7 @@ from edgevit.derivation.request import depths_of, puts_out_features, tokens_of_o
 from edgevit.errors import DataError, OptionError
 from edgevit.network.classifier import with_features
 from edgevit.network.detector import Pyramid
+from edgevit.network.likeness import Likeness
 from edgevit.network.model import Headless, Model, derived_spec, tensors_sha256
 from edgevit.network.network import Network
 from edgevit.network.output import Features, Levels, Map
@@ -35,7 +35,6 @@ _UNIT_IMAGES = 1000  # most training images whose features give the unit of each
 # other digits is, with 3 images, 37 and 400 times what it is with 512; with 5 23 and 8 times, with 10 5 and 3.5 times,
 # with 64 1.4 and 1.3. The deviation of 10 values is off by a quarter, that of 3 by a half.
 _FEWEST_IMAGES = 10  # fewest training images that a base is imitated on
-_NEIGHBOURS = 10  # nearest images, of which a derived model should have the same ones
 
 
 def unlabelled_model(base: Model | Headless, output: str) -> Model:
@@ -173,34 +172,11 @@ def measure_likeness(
 
 
 def _similarity(base: Network, derived: Network, images: Split, passes: Passes) -> SimilarityRecord:
-    """Tokens are compared one by one, and neighbours by the mean of an image's tokens."""
-    derived, cosines, means = derived.to(passes.compute.device).eval(), list[Tensor](), (list[Tensor](), list[Tensor]())
-
-    def compare(batch: Tensor, _: Tensor) -> None:
-        reference, outputs = (network(batch).float().cpu().double() for network in (base, derived))
-        cosines.append(F.cosine_similarity(reference, outputs, dim=-1).reshape(len(batch), -1).mean(1))
-        for of_network, features in zip(means, (reference, outputs), strict=True):
-            of_network.append(features.reshape(len(batch), -1, features.shape[-1]).mean(1))
-
-    replace(passes, shared=False).show(base, images, compare, stage="compare features")
-    cosine = float(torch.cat(cosines).mean().clamp(0, 1))
-    return SimilarityRecord(len(images), cosine, same_neighbours(*map(torch.cat, means)))
-
-
-def same_neighbours(reference: Tensor, features: Tensor) -> float | None:
-    """Share of the nearest images by cosine of the reference that are among the nearest by the features.
-
-    None: there are not twice as many images as neighbours. Shapes: both [N, ...].
-    """
-    if len(reference) < 2 * _NEIGHBOURS:
-        return None
-    nearest = []
-    for each in (reference, features):
-        directions = F.normalize(each.flatten(1).double(), dim=1)
-        cosines = directions @ directions.mT
-        cosines.fill_diagonal_(-2)
-        nearest.append(torch.zeros_like(cosines).scatter_(1, cosines.topk(_NEIGHBOURS).indices, 1))
-    return float((nearest[0] * nearest[1]).sum() / nearest[0].sum())
+    derived, likeness = derived.to(passes.compute.device).eval(), Likeness()
+    replace(passes, shared=False).show(
+        base, images, lambda batch, _: likeness.add(base(batch), derived(batch)), stage="compare features"
+    )
+    return likeness.record()
 
 
 def _measure_map(output: Map, base: Network, derived: Network, images: Split, passes: Passes) -> MapRecord:

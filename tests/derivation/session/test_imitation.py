@@ -18,7 +18,7 @@ from small_base import ARGS, NAME, assert_same_weights, press_ctrl_c_in_step
 
 import edgevit
 from edgevit.data.task import UNLABELLED, open_task, open_unlabelled_task
-from edgevit.derivation.session.imitation import check_enough_images, same_neighbours, unlabelled_model, with_units
+from edgevit.derivation.session.imitation import check_enough_images, unlabelled_model, with_units
 from edgevit.errors import DataError, Interrupted, OptionError, UnsupportedModelError
 from edgevit.network.model import describe
 from edgevit.records.model import TargetClass
@@ -346,13 +346,6 @@ def test_one_picture_is_counted_and_is_no_class(digits_checkpoint: Path, photos:
     shutil.copy(next(photos.rglob("*.png")), tmp_path / "one")
     with pytest.raises(DataError, match=r"^\S*one has 1 training image; it needs 3 or more to train on: add some"):
         derive(digits_checkpoint, tmp_path / "one", tmp_path / "model")
-
-
-def test_the_same_neighbours_are_counted() -> None:
-    points = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
-    assert same_neighbours(points, 3 * points) == 1
-    assert same_neighbours(points, torch.randn(60, 8, generator=torch.Generator().manual_seed(1))) < 0.4
-    assert same_neighbours(points[:19], points[:19]) is None
 
 
 def test_a_base_that_puts_out_nothing_but_zeros_is_one_line(
