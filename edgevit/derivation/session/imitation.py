@@ -88,7 +88,7 @@ def check_enough_images(model: Model, task: Task, progress: Progress) -> None:
     if (read := len(task.calibration(enough))) < enough:
         progress.warn(
             f"{read} training images do not determine the moments that a model is solved from, {enough} would: it "
-            "loses more on other images; add some, or give more with --unlabelled"
+            "loses more on other images; add some"
         )
 
 
