@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from edgevit.engines.request import EvaluateRequest
     from edgevit.exporting.evaluate import Evaluation
-    from edgevit.records.derivation import DetectionRecord, RejectedRecord
+    from edgevit.records.derivation import DetectionRecord, RejectedRecord, SimilarityRecord
 
 
 @asks(request="edgevit.engines.request:EvaluateRequest")
@@ -23,9 +23,10 @@ def main(
     """Measure the accuracy of a base, a model folder, an ONNX file or an engine on images of its classes.
 
     An engine runs on the board that it was built for, or on this machine. Features of an ONNX file or an engine are
-    compared with those of its model folder; --probe tells what features are worth on labelled images. Maps are compared
-    with those in masks/, of the same names as the images in images/, where the data has these folders. Of a detector
-    the average precision is measured, on images with annotations in COCO's format.
+    compared with those of its model folder, and those of a model folder with its base's where that is at hand; --probe
+    tells what features are worth on labelled images. Maps are compared with those in masks/, of the same names as the
+    images in images/, where the data has these folders. Of a detector the average precision is measured, on images with
+    annotations in COCO's format.
     """
     from dataclasses import asdict
 
@@ -38,6 +39,8 @@ def main(
     result = evaluate(request, console.progress)
     if result.probes is not None:
         console.show(_probes_line(result, result.probes))
+    elif result.similarity is not None:
+        console.show(similarity_line(result, result.similarity))
     elif result.detections is not None:
         console.show(_detections_table(result, result.detections))
     elif result.targets is not None:
@@ -68,6 +71,14 @@ def _probes_line(result: Evaluation, probes: Mapping[str, float]) -> str:
 
     shares = ", ".join(f"{name} {share_text(share, result.images)}" for name, share in probes.items())
     return f"{_title(result)}: {shares}"
+
+
+def similarity_line(result: Evaluation, record: SimilarityRecord) -> str:
+    """How like the base's the features are."""
+    text = f"{_title(result)}: a cosine of {record.cosine:.4f} to the base's features"
+    if record.same_neighbours is None:
+        return text
+    return f"{text}, and {record.same_neighbours:.1%} of an image's ten nearest images are the base's"
 
 
 def _detections_table(result: Evaluation, record: DetectionRecord) -> Table:

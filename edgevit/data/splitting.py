@@ -67,15 +67,21 @@ class Splitting:
         need = 1 + len(self.missing)
         if len(brought["train"]) < need or not all(brought.values()):
             counts = ", ".join(
-                f"{len(images)} {'training' if part == 'train' else part} images" for part, images in brought.items()
+                f"{len(images)} {'training' if part == 'train' else part} image{'s' * (len(images) != 1)}"
+                for part, images in brought.items()
             )
             others = ", and 1 or more of each other part" if len(brought) > 1 else ""
-            raise DataError(f"class {name!r} has {counts}; it needs {need} or more to train on{others}: add some")
+            raise DataError(f"{self._owner(name)} has {counts}; it needs {need} or more to train on{others}: add some")
         if self.group_by is not None and self.missing:
             chosen = self._by_group(name, brought["train"])
         else:
             chosen = self._one_by_one(name, brought["train"])
         return {**brought, **{part: sorted(images, key=str) for part, images in chosen.items()}}
+
+    def _owner(self, name: str) -> str:
+        """Name a class for a message, or the folder of images that have none."""
+        source = self.source
+        return str(source.root) if isinstance(source, Images) and not source.is_sorted else f"class {name!r}"
 
     def _one_by_one(self, name: str, images: Sequence[Reference]) -> dict[Part, list[Reference]]:
         mixed = list(images)
@@ -102,8 +108,8 @@ class Splitting:
             chosen[self._part_of[key]] += members
         if empty := [part for part, members in chosen.items() if not members]:
             raise DataError(
-                f"class {name!r} has {len(groups)} group{'s' * (len(groups) != 1)} by --group-by {self.group_by}, and "
-                f"none for {empty[0]}; each of {', '.join(chosen)} needs one: try another --seed, or smaller groups"
+                f"{self._owner(name)} has {len(groups)} group{'s' * (len(groups) != 1)} by --group-by {self.group_by}, "
+                f"and none for {empty[0]}; each of {', '.join(chosen)} needs one: try another --seed, or smaller groups"
             )
         return chosen
 
@@ -118,7 +124,7 @@ class Splitting:
             elif (match := re.search(self.group_by, below)) is not None:
                 key = match[1] if match.re.groups and match[1] is not None else match[0]
             else:
-                raise DataError(f"--group-by {self.group_by} does not match {below} of the class {name!r}")
+                raise DataError(f"--group-by {self.group_by} does not match {below} of {self._owner(name)}")
             groups.setdefault(key, []).append(image)
         return groups
 

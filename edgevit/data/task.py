@@ -499,6 +499,7 @@ def open_unlabelled_task(
         OptionError: as for `open_task`.
     """
     _check_fraction(validation_fraction)
+    data = _resolved(data)  # names of images and the split are then those of `reopen` and `with_labels`
     source = open_pictures(data)
     splitting = Splitting(source, validation_fraction, seed, group_by)
     named = {"base_outputs": outputs, "base_names": None}
@@ -604,7 +605,8 @@ def _gathered(
     splits: dict[Part, Split] = {}
     for name in PARTS:
         if bare := [of_class for of_class, part in zip(class_names, parts, strict=True) if not part[name]]:
-            raise DataError(f"no readable {name} images of class {bare[0]!r} in {data}; add some")
+            of_class = f" of class {bare[0]!r}" if targets else ""
+            raise DataError(f"no readable {name} images{of_class} in {data}; add some")
         pairs = [(reference, label) for label, part in enumerate(parts) for reference in part[name]]
         splits[name] = Split(source, tuple(r for r, _ in pairs), tuple(label for _, label in pairs), preprocessing)
     more, skipped = None, _in_place(bad, data)

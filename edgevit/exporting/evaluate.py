@@ -29,15 +29,17 @@ from edgevit.exporting.session import OUTPUT_KIND, OnnxModel
 from edgevit.exporting.source import Predict
 from edgevit.exporting.targets import MapScore, Targets, find_targets, own_score, read_targets, score_maps
 from edgevit.network.accuracy import measure_accuracy
+from edgevit.network.classifier import with_features
 from edgevit.network.device import find_device
 from edgevit.network.folder import load
-from edgevit.network.model import Headless
+from edgevit.network.likeness import Likeness
+from edgevit.network.model import Headless, tensors_sha256
 from edgevit.network.network import Network
 from edgevit.network.opening import open_network
 from edgevit.network.output import Levels, Logits, Map, Output
 from edgevit.progress import Progress, Silent
 from edgevit.records.class_names import ClassName
-from edgevit.records.derivation import DetectionRecord, Fraction, RejectedRecord, Seed
+from edgevit.records.derivation import DetectionRecord, Fraction, RejectedRecord, Seed, SimilarityRecord
 from edgevit.records.model import Index, OutputKind, Preprocessing, Rejection, TextPreprocessing
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import EXPORT, suffix_of
@@ -64,6 +66,7 @@ class Evaluation:
     # Top-1 of each classifier that was fitted to the features, by name; None: none was requested.
     probes: dict[str, float] | None = None
     targets: MapScore | None = None  # score of maps against their targets; None: there are none
+    similarity: SimilarityRecord | None = None  # of features to those of the base; None: not compared
     # What a detector finds in images with annotations; None: no detector, or no annotations.
     detections: DetectionRecord | None = None
 
@@ -219,15 +222,16 @@ def _probed(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress
     """Fit classifiers to the features of labelled images, and judge them on the held-out ones.
 
     Raises:
-        OptionError: the model classifies images itself.
+        OptionError: the model puts out no features.
     """
     subject = candidate.subject
     if subject.output_kind != "features":
-        raise OptionError(f"--probe is for features, and {request.model} classifies images itself; leave it out")
+        does = {"logits": "classifies images itself", "boxes": "gives boxes"}.get(subject.output_kind, "gives maps")
+        raise OptionError(f"--probe is for features, and {request.model} {does}; leave it out")
     judging = open_judging(
         subject, request.data, classes=request.classes, part=request.part, seed=request.seed,
         validation_fraction=request.validation_fraction, group_by=request.group_by,
-        skip_bad_images=request.skip_bad_images, check=PARTS, progress=progress,
+        skip_bad_images=request.skip_bad_images, check=PARTS, labelled=True, progress=progress,
     ).limited(request.max_images)  # fmt: skip
     workers = workers_for(request.workers, find_device(request.device).type, request.batch_size)
 
@@ -264,15 +268,61 @@ def _reference(candidate: ModelUnderTest, judging: Judging, request: JudgeReques
     return lambda images: network(images.to(device))
 
 
+def _base_of(folder: ModelFolder) -> Network | None:
+    """The base of a derived backbone, which puts out the same features; None: it is not at hand.
+
+    It is the folder `base` beside it or the one it names, if that has the weights that the model states: its own, or
+    those from which it was written with other features.
+    """
+    record, spec = folder.derivation(), folder.document().spec
+    places = () if record is None else (folder.path.absolute().with_name("base"), Path(record.base))
+    for place in places:
+        if not ModelFolder(place).is_model:
+            continue
+        base = load(place)
+        of_base, is_bare = base.spec, base.spec.output_kind == "features"
+        hashes = [tensors_sha256(base.state_dict()), *([of_base.base.weights_sha256] if is_bare else [])]
+        if spec.base.weights_sha256 not in hashes or of_base.blocks != spec.base.blocks:
+            continue
+        if not is_bare or not (of_base.outputs or of_base.depths):
+            return with_features(base, spec.tokens, spec.depths)
+        if (of_base.tokens, of_base.depths) == (spec.tokens, spec.depths):
+            return base
+    return None
+
+
+def _likeness(
+    candidate: ModelUnderTest, base: Network, judging: Judging, request: JudgeRequest, progress: Progress
+) -> Evaluation:
+    """Compare the features of a model folder with those of its base."""
+    device, likeness = find_device(request.device), Likeness()
+    base.to(device)
+    workers = workers_for(request.workers, device.type, request.batch_size)
+    with progress.stage("compare features", len(judging.split), "image") as stage, torch.inference_mode():
+        for images, _ in judging.split.batches(request.batch_size, workers):
+            likeness.add(base(images.to(device)), _finite(candidate, judging.output, request, images))
+            stage.update(sum(map(len, likeness.cosines)))
+    record = likeness.record()
+    return Evaluation(
+        str(request.model), candidate.form, judging.data, judging.part, record.images, None, None, 0, {}, {},
+        similarity=record,
+    )  # fmt: skip
+
+
 def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest, progress: Progress) -> Evaluation:
-    """Compare outputs without classes with those of the model folder.
+    """Compare outputs without classes with those of the model folder, or features of the folder with its base's.
 
     Raises:
         CheckpointError: the file is in no model folder.
-        OptionError: it is the model folder itself.
+        OptionError: it is the model folder itself, and no base of its features is at hand.
     """
     if candidate.folder is None:
+        folder = ModelFolder(Path(request.model))
+        if judging.output.kind == "features" and folder.is_model and (base := _base_of(folder)) is not None:
+            return _likeness(candidate, base, judging, request, progress)
         noun, tried = "features", "--probe knn,linear tells what they are worth on labelled images"
+        if folder.is_model and folder.derivation() is not None:
+            tried += f", and with its base in {folder.path.with_name('base')} they are compared with the base's"
         if isinstance(judging.output, Levels):
             noun, tried = "boxes", "give --data with annotated images in COCO's format, such as instances.json"
         if isinstance(judging.output, Map):
@@ -311,7 +361,8 @@ def _judged_by_targets(
     with progress.stage("evaluate", count, "image") as stage, torch.inference_mode():
         for positions, (batch, _) in zip(batches, images.read(batches), strict=True):
             maps = _finite(candidate, output, request, batch).float().cpu()
-            expected = read_targets(targets, output, positions)
+            is_of_classes = output.kind == "classes" and module is None
+            expected = read_targets(targets, output, positions, maps.shape[1] if is_of_classes else None)
             if module is not None:
                 scores.append(own_score(module, maps, expected))
             else:
@@ -320,7 +371,12 @@ def _judged_by_targets(
                 errors += [] if error is None else [error]
             stage.update(positions.stop)
     mean_error = float(torch.cat(errors).mean()) if errors else None
-    judged = MapScore(float(torch.cat(scores).mean()), mean_error, own=module is not None)
+    of_images = torch.cat(scores)
+    if output.kind == "classes":
+        of_images = of_images[~of_images.isnan()]
+        if not len(of_images):
+            raise DataError(f"none of the {count} targets in {request.data} has a pixel of a class; give others")
+    judged = MapScore(float(of_images.mean()), mean_error, own=module is not None)
     return Evaluation(
         str(request.model), candidate.form, str(request.data), "test", count, None, None, 0, {}, {},
         targets=judged,

@@ -106,6 +106,7 @@ def _open_data(
     group_by: str | None,
     skip_bad_images: bool,
     check: Sequence[str],
+    labelled: bool,
     progress: Progress,
 ) -> Task:
     options: dict[str, Any] = {
@@ -117,15 +118,13 @@ def _open_data(
         "check": check,
         "progress": progress,
     }
-    if isinstance(subject.output, (Levels, Map)):
-        return open_unlabelled_task(data, outputs=1, **options)
+    is_of_features = subject.output_kind == "features"
+    if isinstance(subject.output, (Levels, Map)) or (is_of_features and not labelled and classes is None):
+        return open_unlabelled_task(data, outputs=max(subject.outputs, 1), **options)  # split as derivations split it
     # For the data, the classes of a derived model are those of the base.
     names = subject.class_names or None
-    if subject.output_kind == "features":  # features are judged on images of any classes, or without classes
-        try:
-            names = tuple(open_source(data).class_names)
-        except DataError:
-            return open_unlabelled_task(data, outputs=max(subject.outputs, 1), **options)
+    if is_of_features:  # which are judged on images of any classes
+        names = tuple(open_source(data).class_names)
     elif names is None and base_classes is None:
         labels, names_of_data = subject.release.labels, open_source(data).class_names
         base_classes = label_names(labels, names_of_data, subject.outputs, whole=classes is None)
@@ -168,11 +167,13 @@ def open_judging(
     group_by: str | None = None,
     skip_bad_images: bool = False,
     check: Sequence[str] | None = None,
+    labelled: bool = False,
 ) -> Judging:
     """Open the images of an evaluation; without data, those of the derivation of the model.
 
     Args:
         check: parts whose images must be readable; None: the one that is evaluated.
+        labelled: whether the classes of the images matter although the model puts out features.
 
     Raises:
         DataError: the images are missing, or their classes do not match those of the model.
@@ -191,9 +192,9 @@ def open_judging(
             task = reopen(subject.record, subject.preprocessing, progress, check=check)
     elif classes is None and subject.class_names:
         with _naming_origin(f"{subject.origin} names the classes"):
-            task = _open_data(subject, data, None, base_classes, *parted_by, skip_bad_images, check, progress)
+            task = _open_data(subject, data, None, base_classes, *parted_by, skip_bad_images, check, labelled, progress)
     else:
-        task = _open_data(subject, data, classes, base_classes, *parted_by, skip_bad_images, check, progress)
+        task = _open_data(subject, data, classes, base_classes, *parted_by, skip_bad_images, check, labelled, progress)
     column_of = dict(zip(subject.class_names, subject.class_columns, strict=True))
     if strange := [name for name in task.class_names if column_of and name not in column_of]:
         raise CheckpointError(f"{DERIVATION} of the model names the class {strange[0]!r}, and {SPEC} does not; {HINT}")

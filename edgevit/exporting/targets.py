@@ -1,8 +1,8 @@
 """Target maps: for each image of `images/` in a folder, the file of the same name, whatever its suffix, in `masks/`.
 
 A target is a picture of one channel. Its pixels are foreground (where brighter than half of the brightest pixel), the
-numbers of classes (pixels with a number beyond the map's classes, such as 255, are not judged), or values from 0 to 1.
-Values of another unit are NumPy arrays [H, W] in `.npy` files.
+numbers of classes (pixels of 255, or of less than 0, are not judged), or values from 0 to 1. Values of another unit are
+NumPy arrays [H, W] in `.npy` files.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from edgevit.records.pictures import UNREADABLE, open_picture
 from edgevit.records.reading import transform_settings
 
 IMAGES, MASKS = "images", "masks"
+_UNJUDGED = 255  # the number of pixels that belong to no class, as in PASCAL VOC and Cityscapes
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,25 @@ def _values(file: Path, output: Map) -> np.ndarray[Any, Any]:
     return numbers
 
 
-def read_targets(targets: Targets, output: Map, positions: range) -> Tensor:
+def _refuse_others(file: Path, values: np.ndarray[Any, Any], classes: int) -> None:
+    """Raise DataError if a target [H, W] has a number that is no class, other than those that are not judged."""
+    strange = np.unique(values[(values % 1 != 0) | ((values >= classes) & (values != _UNJUDGED))])
+    if len(strange):
+        seen = f"{strange[0]:g}" if len(strange) == 1 else f"{strange[0]:g} to {strange[-1]:g}"
+        raise DataError(
+            f"{file} has labels that are no classes: {seen}, expected 0 to {classes - 1}, or {_UNJUDGED} for pixels "
+            "that are not judged; number them as the map's channels"
+        )
+
+
+def read_targets(targets: Targets, output: Map, positions: range, classes: int | None = None) -> Tensor:
     """Read the targets of some images, resized and cropped as the images are: [B, H, W].
 
+    Args:
+        classes: the number of classes; None: pixels may have any number.
+
     Raises:
-        DataError: one cannot be read, or is not as large as its image.
+        DataError: one cannot be read, is not as large as its image, or has a number that is no class.
     """
     settings = transform_settings(targets.images.preprocessing)
     transform: Callable[[Image.Image], Tensor] = create_transform(
@@ -120,6 +135,8 @@ def read_targets(targets: Targets, output: Map, positions: range) -> Tensor:
         if values.shape[::-1] != picture.size:
             sizes = " x ".join(map(str, values.shape[::-1])), " x ".join(map(str, picture.size))
             raise DataError(f"{targets.files[i]} is {sizes[0]}, and its image {sizes[1]}; resize it to that")
+        if classes is not None:
+            _refuse_others(targets.files[i], values, classes)
         read.append(transform(Image.fromarray(values))[0])
     return torch.stack(read)
 
@@ -147,6 +164,8 @@ def own_score(module: nn.Module, maps: Tensor, targets: Tensor) -> Tensor:
 def score_maps(output: Map, maps: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
     """Score maps [B, C, H, W] against their targets [B, H, W], and take their mean absolute errors: [B] each.
 
+    The score is NaN where no pixel is judged.
+
     Raises:
         DataError: they differ in size.
     """
@@ -160,6 +179,6 @@ def score_maps(output: Map, maps: Tensor, targets: Tensor) -> tuple[Tensor, Tens
     if output.kind == "classes":
         judged = (targets >= 0) & (targets < channels)
         right = (output.answers(maps) == targets) & judged
-        return right.flatten(1).sum(1) / judged.flatten(1).sum(1).clamp_min(1), None
+        return right.flatten(1).sum(1) / judged.flatten(1).sum(1), None
     error = (output.shown(maps)[:, 0] - targets).abs().flatten(1).mean(1)
     return output.score(maps, targets if output.kind == "foreground" else targets[:, None]), error

@@ -12,7 +12,10 @@ import pytest
 from small_base import NAME, TYPED
 from small_models import write_derived
 
+from edgevit.cli.evaluate import similarity_line
 from edgevit.data.sources import open_source
+from edgevit.exporting.evaluate import Evaluation
+from edgevit.records.derivation import SimilarityRecord
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 DATA = ["--data", "digits", "--classes", "3,5,8"]
@@ -73,3 +76,17 @@ def test_an_engine_is_evaluated_where_it_runs_with_the_same_table(
     monkeypatch.delenv("PYTHONPATH")
     assert "no TensorRT on this machine" in edgevit_main(*asked).error
     assert "--board is for an engine" in edgevit_main("evaluate", folder, "--board", "orin").error
+
+
+def test_features_are_told_by_their_cosine_and_by_which_images_are_nearest() -> None:
+    given = ("m", "torch", "photos", "test", 30, None, None, 0, {}, {})
+    record = SimilarityRecord(30, 0.98765, 0.876)
+    told = similarity_line(Evaluation(*given, similarity=record), record)
+    assert told == (
+        "m (torch) on 30 test images of photos: a cosine of 0.9877 to the base's features, and 87.6% of an image's ten "
+        "nearest images are the base's"
+    )
+    few = SimilarityRecord(9, 0.5, None)
+    assert similarity_line(Evaluation(*given, similarity=few), few).endswith(
+        "a cosine of 0.5000 to the base's features"
+    )

@@ -70,7 +70,7 @@ def test_only_missing_parts_are_split_off(tmp_path: Path) -> None:
     ("rule", "said"),
     [
         ("folder", r"class 'cat' has 1 group by --group-by folder, and none for test; each of train, test, validation"),
-        (r"w\d+", r"--group-by w.d\+ does not match v00_0.png of the class 'cat'"),
+        (r"w\d+", r"--group-by w.d\+ does not match v00_0.png of class 'cat'"),
     ],
 )
 def test_a_rule_that_does_not_fit_is_one_line(videos: Path, rule: str, said: str) -> None:

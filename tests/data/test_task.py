@@ -449,7 +449,7 @@ def test_a_validation_part_of_the_data_is_taken_as_it_is(tmp_path: Path, image_f
     assert {Path(str(r)).parent.parent.name for r in task.validation.references} == {"val"}
     shutil.rmtree(tmp_path / "val" / "dog")
     (tmp_path / "val" / "dog").mkdir()
-    with pytest.raises(DataError, match="1 training images, 0 validation images, 2 test images; it needs 1 or more"):
+    with pytest.raises(DataError, match="1 training image, 0 validation images, 2 test images; it needs 1 or more"):
         task_of(tmp_path, None, 2)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from edgevit.data.task import UNLABELLED, Task, open_task
+from edgevit.data.task import UNLABELLED, Task, open_task, open_unlabelled_task, reopen, with_labels
 from edgevit.errors import DataError
 
 PREPROCESSING: dict[str, Any] = {
@@ -119,3 +119,16 @@ def test_the_record_tells_one_set_from_another_and_parts_stay_as_they_are(data: 
     assert one.unlabelled.images == 1 and plain.unlabelled is None
     assert one.unlabelled.fingerprint != two.unlabelled.fingerprint
     assert one.fingerprint == two.fingerprint == plain.fingerprint
+
+
+def test_a_relative_path_gives_the_names_and_the_split_of_the_absolute_one(
+    tmp_path: Path, image_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = image_folder(tmp_path / "photos", {"cat": 30, "dog": 30})
+    options: dict[str, Any] = {"preprocessing": PREPROCESSING, "outputs": 1}
+    expected = open_unlabelled_task(data, **options)
+    for folder, given in ((tmp_path, "photos"), (data, ".")):
+        monkeypatch.chdir(folder)
+        task = open_unlabelled_task(given, **options)
+        assert task.fingerprint() == expected.fingerprint() == reopen(task.record(), PREPROCESSING).fingerprint()
+        assert with_labels(task).test.labels == tuple("/dog/" in str(file) for file in expected.test.references)

@@ -24,11 +24,15 @@ from edgevit.network.model import describe
         (Estimate(61.2, 59, 121), "about 4 min: 61 s for baselines, 59 s for measuring, 2 min for training"),
         (Estimate(0.2, 0, 30), "about 30 s: 1 s for baselines, 30 s for training"),
         (Estimate(0, 60, 0, 80), "about 2 min: 60 s for measuring, 80 s for the layers behind the backbone"),
-        (Estimate(600, 1200, 7200), "about 2.5 h: 10 min for baselines, 20 min for measuring, 2.0 h for training"),
+        (
+            Estimate(600, 1200, 7200, 0, 3),
+            "about 2.5 h: 10 min for baselines, 20 min for measuring, 2.0 h for training",
+        ),
     ],
 )
 def test_an_estimate_is_told_in_the_unit_that_fits(estimate: Estimate, told: str) -> None:
-    assert estimate.text() == f"{told}; less where the cache has it"
+    whose = "this derivation takes" if estimate.derivations == 1 else "the 3 derivations take"
+    assert estimate.text() == f"{whose} {told}; less where the cache has it"
 
 
 def test_a_base_that_is_trained_counts_by_its_own_steps(small_vit: Callable[..., Any], tmp_path: Path) -> None:
@@ -43,6 +47,22 @@ def test_a_base_that_is_trained_counts_by_its_own_steps(small_vit: Callable[...,
     assert by_it.baselines > 20 * alone.baselines
     (problem.folder / "finetuned-base.safetensors").touch()
     assert estimate(problem, config, finetune_base=True).baselines < beside.baselines / 10, "it need only be read"
+
+
+def test_rates_share_the_statistics_and_the_training_of_the_base(small_vit: Callable[..., Any], tmp_path: Path) -> None:
+    model = describe(small_vit(depth=2), "vit_tiny_patch16_224", {"depth": 2})
+    task = open_task("digits", ["3", "7"], preprocessing=model.preprocessing, base_outputs=10)
+    problem = untrained(model, task, 0.5, tmp_path)
+    config = SimpleNamespace(calibration_images=100, sensitivity_images=50)
+
+    def told(derivations: int, **options: Any) -> Estimate:
+        return estimate(problem, config, **{"finetune_base": False, **options}, derivations=derivations)
+
+    one, many = told(1), told(101)
+    assert many.derivations == 101 and many.baselines > 30 * one.baselines  # 101 times, on a busy machine
+    assert 3 * one.measuring < many.measuring < 60 * one.measuring, "the statistics once, and solutions 101 times"
+    problem = replace(problem, base_training=replace(problem.base_training, steps=100_000))
+    assert told(5, finetune_base=True).baselines < 3 * told(1, finetune_base=True).baselines
 
 
 def test_a_base_that_was_trained_for_one_derivation_is_there_for_the_next(

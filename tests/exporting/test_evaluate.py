@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from foreign_onnx import PREPARED, write_vit
 from PIL import Image
 from recorded_progress import RecordedProgress
 from safetensors.torch import save_file
+from small_base import fewer_digits
 from small_models import ARGS, write_headless
 
 import edgevit
@@ -224,3 +227,29 @@ def test_features_of_a_file_are_compared_with_those_of_its_model_folder(tmp_path
         evaluate(Path(shutil.copy(file, tmp_path)), "digits")
     with pytest.raises(OptionError, match="has no classifier, and gives features"):
         evaluate(folder, "digits")
+
+
+def test_features_of_a_folder_are_compared_with_those_of_its_base_where_that_is_at_hand(
+    tmp_path: Path, edgevit_main: Any
+) -> None:
+    named, model, beside = write_headless(tmp_path / "backbone"), tmp_path / "model", tmp_path / "base"
+    options = {"calibration_images": 32, "sensitivity_images": 8, "measured_images": 10}
+    training = edgevit.Training(steps=0, device="cpu")
+    with fewer_digits():
+        made = edgevit.derive(
+            named, data="digits", output="features", rate=0.6, out=model, options=options, training=training
+        )
+        expected = made.record.similarity
+        assert expected is not None and expected.same_neighbours is not None
+        result = evaluate(model, device="cpu").similarity
+        assert result is not None and result.images == expected.images
+        assert result.cosine == pytest.approx(expected.cosine, abs=1e-4)
+        assert result.same_neighbours == pytest.approx(expected.same_neighbours, abs=0.02)
+        named.rename(beside)
+        judged = json.loads(edgevit_main("evaluate", model, "--data", "digits", "--device", "cpu", "--json").out)
+        assert judged["similarity"] == asdict(result), "of the same images, although these have classes"
+        shutil.rmtree(beside)
+        torch.manual_seed(1)
+        edgevit.base(timm.create_model("vit_tiny_patch16_224", **{**ARGS, "num_classes": 0}), out=beside)
+        with pytest.raises(OptionError, match=r"and with its base in .*base they are compared with the base's"):
+            evaluate(model)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from recorded_progress import RecordedProgress
 from small_models import ARGS, random_base
 
+from edgevit.data.task import open_unlabelled_task
 from edgevit.errors import DataError, OptionError, UnknownNameError
 from edgevit.exporting.images import Subject, open_judging, subject_of
 from edgevit.network.model import describe
@@ -62,6 +65,17 @@ def test_classes_of_given_data_that_the_model_does_not_have_are_named(base: Subj
     told.notes.clear()
     open_judging(own, "digits", classes="3,5", progress=told)
     assert not told.notes
+
+
+def test_images_of_features_are_split_as_without_classes_unless_these_matter(
+    base: Subject, tmp_path: Path, image_folder: Callable[..., Path]
+) -> None:
+    data = image_folder(tmp_path / "photos", {"cat": 12, "dog": 12})
+    features = replace(base, output_kind="features")
+    plain = open_unlabelled_task(data, preprocessing=base.preprocessing, outputs=1)
+    assert open_judging(features, data, progress=Silent()).split.references == plain.test.references
+    labelled = open_judging(features, data, labelled=True, progress=Silent())
+    assert labelled.class_names == ("cat", "dog") and set(labelled.split.labels) == {0, 1}
 
 
 def test_what_the_model_asks_for_and_is_not_there_names_the_file_that_says_so(derived: Subject) -> None:

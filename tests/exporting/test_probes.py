@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from dense_networks import write_depth
 
 import edgevit
 from edgevit.derivation.session.imitation import unlabelled_model
@@ -122,3 +123,9 @@ def test_probes_of_logits_and_without_labels_are_refused(backbone: Path, digits_
         edgevit.evaluate(
             "vit_tiny_patch16_224", checkpoint=digits_checkpoint, model_args=arguments, data="digits", probe=("knn",)
         )
+
+
+def test_probes_of_maps_are_refused(tmp_path: Path, own_cache: None) -> None:
+    edgevit.base(f"{write_depth(tmp_path)}:build", output="map", out=tmp_path / "model")
+    with pytest.raises(OptionError, match=r"--probe is for features, and .*model gives maps; leave it out"):
+        edgevit.evaluate(tmp_path / "model", data="digits", probe=("knn",))

@@ -86,6 +86,44 @@ def test_what_does_not_fit_is_one_line(data: Path) -> None:
         find_targets(data, PREPROCESSING)
 
 
+THREE = """
+
+class Three(Depth):
+    def forward(self, images):
+        x = super().forward(images)
+        return torch.cat([x, x + 2, x + 1], 1)  # of the second class everywhere
+"""
+
+
+def test_labels_that_are_no_classes_are_refused_and_255_is_not_judged(
+    data: Path, tmp_path: Path, own_cache: Path
+) -> None:
+    file, place = write_depth(tmp_path), data / "masks" / "day"
+    file.write_text(file.read_text() + THREE)
+    edgevit.base(f"{file}:Three", output="map:classes", out=tmp_path / "m")
+
+    def judge(*columns: float) -> float:
+        """Inner columns of one target are of these classes, and the rest of it is of none, as are all others."""
+        for i in range(6):
+            labels = np.full((32, 32), 255, np.float32)
+            if i == 4:
+                labels[:, 10 : 10 + len(columns)] = columns
+            (place / f"{i:03}.png").unlink(missing_ok=True)
+            np.save(place / f"{i:03}.npy", labels)
+        judged = edgevit.evaluate(tmp_path / "m", data).targets
+        assert judged is not None
+        return judged.score
+
+    assert judge(1, 1, 0, 2) == 0.5 and judge(1, -1, -100) == 1
+    for wrong, seen in (((100, 1, 139), "100 to 139"), ((3,), "3"), ((0.5, 1), "0.5")):
+        with pytest.raises(
+            DataError, match=rf"004.npy has labels that are no classes: {seen}, expected 0 to 2, or 255"
+        ):
+            judge(*wrong)
+    with pytest.raises(DataError, match=r"none of the 6 targets in .* has a pixel of a class; give others"):
+        judge()
+
+
 SCORED = """
 
 class Scored(Depth):

@@ -120,6 +120,7 @@ class Images:
     """Every file in a folder, at any depth, as one class."""
 
     files = True
+    is_sorted = False  # whether there are classes: else the one class is named after the folder
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -187,6 +188,8 @@ class Images:
 
 class Folder(Images):
     """Class folders."""
+
+    is_sorted = True
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

@@ -93,6 +93,8 @@ def _read(table: Path, changed_ns: int) -> _Rows:
 class Labels(Images):
     """The images that a table lists, and its classes, sorted by name or in the table's order."""
 
+    is_sorted = True
+
     def __init__(self, table: Path, *, sort: bool = True) -> None:
         super().__init__(table.parent)
         rows = dict(_read(table, table.stat().st_mtime_ns))

@@ -45,8 +45,9 @@ def _take_baselines(resolved: ResolvedDerivation, problem: Problem) -> Baselines
     if file.is_file():
         return BASELINES_KIND.read(file)
     problem.progress.note(f"baselines on {len(task.test)} test images")
-    duration = estimate(problem, resolved.config, finetune_base=resolved.request.finetunes_base).text()
-    problem.progress.note(f"this derivation takes {duration}")
+    trains_base = resolved.request.finetunes_base
+    duration = estimate(problem, resolved.config, finetune_base=trains_base, derivations=resolved.derivations)
+    problem.progress.note(duration.text())
     with problem.stopwatch.stage("baselines"):
         test = _base_accuracy(resolved.opened.base, problem, task.test)
         validation = _base_accuracy(resolved.opened.base, problem, task.validation)

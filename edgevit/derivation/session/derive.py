@@ -116,8 +116,13 @@ def derive(request: DeriveRequest, progress: Progress | None = None) -> Derivati
         EdgeVitError: any other error, in one line; existing files are not touched.
         Interrupted: Ctrl-C; the same call with `resume` continues and ends in the same weights.
     """
+    return derive_first(request, progress or Silent())
+
+
+def derive_first(request: DeriveRequest, progress: Progress, derivations: int = 1) -> Derivation:
+    """Derive as the first of so many rates, and tell before how long all of them take; raises as `derive` does."""
     request.check()
-    resolved = _resolve(request.on_its_base(), progress or Silent())
+    resolved = replace(_resolve(request.on_its_base(), progress), derivations=derivations)
     with unfinished(resolved.request, resolved.resume_key(), resolved.opened.passes.compute) as folder:
         return _carry_out(resolved, resolved.problem(folder))
 
@@ -252,8 +257,10 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
     with resumable(problem.folder, is_main=problem.compute.is_main):
         if not request.puts_out_classes:
             of_rest = 0.0 if rest is None else rest.seconds()
-            duration = estimate(problem, resolved.config, finetune_base=False, rest=of_rest).text()
-            problem.progress.note(f"this derivation takes {duration}")
+            duration = estimate(
+                problem, resolved.config, finetune_base=False, rest=of_rest, derivations=resolved.derivations
+            )
+            problem.progress.note(duration.text())
         baselines, checked = evaluate_base(resolved, problem) if has_labels else (None, None)
         is_trained = baselines is not None and baselines.base_finetuned is not None
         tuned = None if request.puts_out_classes else finetuned_detector(resolved, problem)

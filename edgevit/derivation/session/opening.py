@@ -21,7 +21,7 @@ from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.cache import Cache, derivations_folder
 from edgevit.derivation.problem import Problem, Stopwatch
 from edgevit.derivation.request import BaseRequest, DeriveRequest, Deriving, SupernetRequest
-from edgevit.derivation.session.imitation import units_sha256, unlabelled_model, with_units
+from edgevit.derivation.session.imitation import check_enough_images, units_sha256, unlabelled_model, with_units
 from edgevit.derivation.solve.head import with_fitted_head
 from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, TrainingError
 from edgevit.network.classifier import with_classes
@@ -153,6 +153,8 @@ def open_without_labels(base: Model | Headless, request: Deriving, progress: Pro
         showing=request.classes,
         progress=progress,
     )
+    if not isinstance(base.output, Levels):  # a level of a pyramid has one unit for the thousands of its values
+        check_enough_images(base, task, progress)
     if isinstance(base.output, Levels) and isinstance(task.test.source, CocoImages):
         check_objects(base, task.test, task.test.source.chosen(request.classes), progress)
     if isinstance(base.output, Levels):

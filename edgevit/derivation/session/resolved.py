@@ -40,6 +40,7 @@ class ResolvedDerivation:
     base_training: Training  # training of a copy of the base, where one is fine-tuned
     rejection: RejectionImages | None
     chains: Chains | None = None  # layers behind the backbone that are cut, too; None: they stay
+    derivations: int = 1  # number of those of a sweep that begin with this one, which tells how long all take
 
     def problem(self, folder: Path) -> Problem:
         """The problem for the method; `folder` keeps what must survive an interruption."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from edgevit.board.bench import bench
@@ -16,7 +17,7 @@ from edgevit.data.task import Split, Task, open_unlabelled_task, reopen, with_la
 from edgevit.derivation.cache import shared_cache
 from edgevit.derivation.request import OUTPUTS, BaseRequest, DeriveRequest
 from edgevit.derivation.session.base import base as write_base
-from edgevit.derivation.session.derive import derive
+from edgevit.derivation.session.derive import derive_first
 from edgevit.derivation.session.in_memory import IN_MEMORY, as_files
 from edgevit.derivation.session.resolved import versions
 from edgevit.errors import BudgetError, DataError, EdgeVitError, SweepError
@@ -46,6 +47,7 @@ ROUNDS = 8  # an interval needs 6
 CONDITIONS = Conditions(samples=100, duration_s=0.5, warmup_seconds=0.2)
 
 _FIRST_RATE = ": it takes longest, because the statistics of the base are measured once, for all rates"
+_ON_TOP = "exports, probes and latencies come on top of the time that derivations take"
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,11 @@ class _Work:
         }
 
 
-def _model(request: DeriveRequest, _: Results, progress: Progress) -> DerivationRecord:
+def _model(request: DeriveRequest, _: Results, progress: Progress, derivations: int) -> DerivationRecord:
     """Derive at one rate, unless the model exists.
+
+    Args:
+        derivations: as for `derive_first`.
 
     Raises:
         BudgetError: no shape allows so small a model.
@@ -125,7 +130,7 @@ def _model(request: DeriveRequest, _: Results, progress: Progress) -> Derivation
     """
     folder = request.out
     if not folder.is_dir():
-        derive(request, progress)
+        derive_first(request, progress, derivations)
     record = ModelFolder(folder).derivation()
     judged = record and (record.validation or record.similarity or record.map)
     if record is None or record.data is None or judged is None:
@@ -225,7 +230,13 @@ def _derived(record: Sweep, work: _Work) -> Sweep:
         if (work.out / point.folder).is_dir() and point.is_of(ModelFolder(work.out / point.folder))
     }
     reasons, rates = [], work.request.rates
-    jobs = [Job(f"r{rate:.12g}", work.request.at(rate), _model) for rate in rates if rate not in done]
+    due = [work.request.at(rate) for rate in rates if rate not in done]
+    missing = [asked for asked in due if not asked.out.is_dir()]
+    # The first, of the lowest rate, is told how many there are: if it is refused, so are all.
+    counts = [len(missing) if asked in missing[:1] else 1 for asked in due]
+    jobs = [Job(asked.out.name, asked, partial(_model, derivations=n)) for asked, n in zip(due, counts, strict=True)]
+    if missing:
+        work.progress.note(_ON_TOP)
     for job, derivation in run_here(jobs, {}, work.progress, refusals=(BudgetError,)):
         rate = job.record.rate
         assert rate is not None

@@ -12,12 +12,13 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from recorded_progress import RecordedProgress
 from safetensors.torch import load_file, save_file
 from small_base import ARGS, NAME, assert_same_weights, press_ctrl_c_in_step
 
 import edgevit
-from edgevit.data.task import UNLABELLED, open_task
-from edgevit.derivation.session.imitation import same_neighbours, unlabelled_model, with_units
+from edgevit.data.task import UNLABELLED, open_task, open_unlabelled_task
+from edgevit.derivation.session.imitation import check_enough_images, unlabelled_model, with_units
 from edgevit.errors import DataError, Interrupted, OptionError, UnsupportedModelError
 from edgevit.network.model import describe
 from edgevit.records.model import TargetClass
@@ -308,11 +309,43 @@ def test_the_unit_of_each_channel_is_its_deviation(small_vit: Any, tmp_path: Pat
     torch.testing.assert_close(scale.double(), deviation, rtol=1e-3, atol=1e-6)
 
 
-def test_the_same_neighbours_are_counted() -> None:
-    points = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
-    assert same_neighbours(points, 3 * points) == 1
-    assert same_neighbours(points, torch.randn(60, 8, generator=torch.Generator().manual_seed(1))) < 0.4
-    assert same_neighbours(points[:19], points[:19]) is None
+@pytest.mark.parametrize("output", ["features", "features:patches"])
+def test_few_images_are_refused_or_warned_of_by_the_number_that_would_do(small_vit: Any, output: str) -> None:
+    base = unlabelled_model(describe(small_vit(), NAME, {}), output)  # 17 tokens of 64 values
+    whole = open_task("digits", None, preprocessing=base.preprocessing, base_outputs=10)
+
+    def seen(images: int) -> list[str]:
+        progress = RecordedProgress()
+        check_enough_images(base, replace(whole, train=whole.train.subset(images)), progress)
+        return progress.warnings
+
+    with pytest.raises(DataError, match=r"^9 training images cannot show what the base's features are like, 10 or"):
+        seen(9)
+    (warning,) = seen(10)
+    assert warning.startswith("10 training images do not determine the moments that a model is solved from, 128 would")
+    assert len(seen(127)) == 1 and not seen(128)
+
+
+def test_features_of_an_image_need_as_many_images_and_unlabelled_ones_count(small_vit: Any, photos: Path) -> None:
+    wide = small_vit(img_size=64, embed_dim=96)  # 65 tokens, of which one of each image is read
+    for output, enough in (("features", 96), ("features:patches", 64)):
+        base = unlabelled_model(describe(wide, NAME, {}), output)
+        progress = RecordedProgress()
+        task = open_unlabelled_task(photos / "day0", preprocessing=base.preprocessing, outputs=1)
+        check_enough_images(base, task, progress)
+        assert [f" {enough} would" in warning for warning in progress.warnings] == [True]
+        more = open_unlabelled_task(
+            photos / "day0", preprocessing=base.preprocessing, outputs=1, unlabelled=photos / "day1"
+        )
+        check_enough_images(base, more, progress)
+        assert len(task.train) < enough <= len(more.calibration(200)) and len(progress.warnings) == 1
+
+
+def test_one_picture_is_counted_and_is_no_class(digits_checkpoint: Path, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    shutil.copy(next(photos.rglob("*.png")), tmp_path / "one")
+    with pytest.raises(DataError, match=r"^\S*one has 1 training image; it needs 3 or more to train on: add some"):
+        derive(digits_checkpoint, tmp_path / "one", tmp_path / "model")
 
 
 def test_a_base_that_puts_out_nothing_but_zeros_is_one_line(

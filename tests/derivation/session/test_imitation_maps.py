@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dense_networks import write_depth, write_frames
 from PIL import Image
 
 import edgevit
-from edgevit.errors import BudgetError, EdgeVitError, OptionError
+from edgevit.errors import BudgetError, DataError, EdgeVitError, OptionError
 from edgevit.network.opening import open_network
 from edgevit.network.output import Map
 from edgevit.train.settings import Training
@@ -44,6 +45,15 @@ def derive(base: Any, frames: Path, out: Path, **options: Any) -> Any:
 @pytest.fixture(scope="module")
 def derived(file: Path, frames: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return derive(f"{file}:build", frames, tmp_path_factory.mktemp("maps") / "model")
+
+
+def test_a_map_of_few_images_is_refused_by_their_number(file: Path, frames: Path, tmp_path: Path) -> None:
+    (tmp_path / "few").mkdir()
+    for picture in sorted(frames.iterdir())[:8]:
+        shutil.copy(picture, tmp_path / "few")
+    with pytest.raises(DataError, match=r"^6 training images cannot show what the base's maps are like, 10 or more"):
+        derive(f"{file}:build", tmp_path / "few", tmp_path / "model")
+    assert not (tmp_path / "model").exists()
 
 
 def test_the_map_is_like_the_bases(derived: Any, file: Path, frames: Path) -> None:

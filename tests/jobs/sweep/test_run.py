@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from dense_networks import write_depth, write_frames
+from recorded_progress import RecordedProgress
 from safetensors.torch import load_file, save_file
 from small_base import ARGS, assert_same_weights, fewer_digits
 from tiny_cnn import write_cnn
@@ -65,11 +66,16 @@ def asked(digits_checkpoint: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory, asked: dict[str, Any]) -> Path:
+def told() -> RecordedProgress:
+    return RecordedProgress()
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory, asked: dict[str, Any], told: RecordedProgress) -> Path:
     out = tmp_path_factory.mktemp("sweep") / "s"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("fresh cache")))
-        edgevit.sweep(BASE, out=out, rates=(0.7, 0.4), **asked)
+        edgevit.sweep(BASE, out=out, rates=(0.7, 0.4), progress=told, **asked)
     return out
 
 
@@ -96,6 +102,15 @@ def test_the_base_and_every_rate_are_judged_exported_and_measured(swept: Path) -
     assert found.points[0].latency.ratio == 1
     labels = [r.label for r in load_runs(swept / "runs.jsonl")]
     assert sorted(set(labels)) == ["base", "r0.4", "r0.7"] and len(labels) == 6, "each once in each of two rounds"
+
+
+def test_how_long_all_derivations_take_is_told_before_the_first(swept: Path, told: RecordedProgress) -> None:
+    durations = [note for note in told.notes if "derivation takes" in note or "derivations take about" in note]
+    assert [duration.partition(" about")[0] for duration in durations] == [
+        "the 2 derivations take", "this derivation takes",
+    ]  # fmt: skip
+    order = [told.notes.index(note) for note in (run._ON_TOP, durations[0], "r0.4: export", durations[1])]
+    assert order == sorted(order)
 
 
 def test_the_derivations_share_their_work(swept: Path) -> None:
