@@ -293,9 +293,9 @@ def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest
     workers = workers_for(request.workers, find_device(request.device).type, request.batch_size)
     with progress.stage("evaluate", len(judging.split), "image") as stage, torch.inference_mode():
         for images, _ in judging.split.batches(request.batch_size, workers):
-            answers = output.answers(reference(images).float().cpu())
-            outputs = _finite(candidate, output, request, images).float().cpu()
-            agreement += float(output.score(outputs, answers).sum())
+            expected = reference(images).float().cpu()
+            outputs = _finite(candidate, output, request, images).float().cpu().reshape(expected.shape)
+            agreement += float(output.score(outputs, output.answers(expected)).sum())
             done += len(images)
             stage.update(done)
     return Evaluation(
