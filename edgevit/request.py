@@ -151,13 +151,11 @@ def request_of(kind: type[R], keywords: Given, function: str) -> R:
     Raises:
         OptionError: a keyword that the request does not have, or one is missing.
     """
+    _check_names(kind, keywords, function)
     options = {declared.field: declared for declared in options_of(cast("Any", kind))}
-    records = {declared.path[0] for declared in options.values() if len(declared.path) > 1}
     hints, values, inside = _hints(cast("Any", kind)), dict[str, Any](), dict[str, Any]()
     for name, value in keywords.items():
         declared = options.get(name)
-        if declared is None and name not in records:
-            raise OptionError(f"{function} has no option {name!r}; {nearest(name, [*options, *records])}")
         hint = hints[name] if declared is None else declared.kind
         if value is None and NoneType not in get_args(hint):
             continue
@@ -174,10 +172,23 @@ def request_of(kind: type[R], keywords: Given, function: str) -> R:
         raise OptionError(
             f"{function} was given {record!r} as a whole, and {', '.join(inside[record])} of it; leave that out"
         )
-    for declared in options.values():
-        if declared.required and declared.field not in values:
-            raise OptionError(f"{function} needs {declared.field!r}, which was not given")
     return kind(**values, **_records(kind, inside))
+
+
+def _check_names(kind: Any, keywords: Given, function: str) -> None:
+    """Refuse keywords that a request does not have, and a missing one."""
+    options = options_of(kind)
+    known = dict.fromkeys([*(declared.field for declared in options), *(declared.path[0] for declared in options)])
+    for name in keywords:
+        if name not in known:
+            raise OptionError(f"{function} has no option {name!r}; {nearest(name, known)}")
+    for declared in options:
+        name, option = declared.field, declared.option
+        if declared.required and keywords.get(name) is None:
+            raise OptionError(
+                f"{function} needs {name!r}, which was not given; give {name}={option.metavar or 'VALUE'}: "
+                f"{shortened(option.help)}"
+            )
 
 
 @cache
@@ -283,6 +294,7 @@ def takes_options(
             by_place = zip(positional, values, strict=False)
             keywords = {**{key: value for key, value in by_place if value is not None}, **keywords}
             if prepare is not None:
+                _check_names(kind, keywords, name)  # before all images of a loader are written to the cache
                 keywords = prepare(keywords, name)
             check_paths(keywords.get(positional[0]), name)
             return function(request_of(kind, keywords, name), **extra_values)

@@ -82,7 +82,8 @@ def test_none_is_the_default_where_nothing_else_could_be_meant() -> None:
     [
         ({"name": "n", "otu": "o"}, "f has no option 'otu'; did you mean 'out'?"),
         ({"name": "n", "out": "o", "ours": 1}, "f has no option 'ours'"),
-        ({"name": "n"}, "f needs 'out', which was not given"),
+        ({"name": "n"}, "f needs 'out', which was not given; give out=VALUE: Out."),
+        ({"name": None, "out": "o"}, "f needs 'name', which was not given"),
     ],
 )
 def test_a_keyword_that_is_unknown_or_missing_is_named(given: Any, told: str) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from edgevit.engines.request import EvaluateRequest
     from edgevit.exporting.evaluate import Evaluation
+    from edgevit.exporting.targets import MapScore
     from edgevit.records.derivation import DetectionRecord, RejectedRecord, SimilarityRecord
 
 
@@ -44,11 +45,7 @@ def main(
     elif result.detections is not None:
         console.show(_detections_table(result, result.detections))
     elif result.targets is not None:
-        error = "" if result.targets.error is None else f", mean absolute error {result.targets.error:.4g}"
-        score = f"agrees to {result.targets.score:.2%} with the target maps"
-        if result.targets.own:
-            score = f"a score of {result.targets.score:.4g} by the target maps, as the module defines it"
-        console.show(f"{_title(result)}: {score}{error}")
+        console.show(_targets_line(result, result.targets))
     else:
         console.show(_classes_table(result) if result.agreement is None else agreement_line(result))
     if result.rejected is not None:
@@ -63,6 +60,16 @@ def _title(result: Evaluation) -> str:
 def agreement_line(result: Evaluation) -> str:
     """How far outputs without classes agree with the model folder."""
     return f"{_title(result)}: agrees to {result.agreement:.2%} with its model folder"
+
+
+def _targets_line(result: Evaluation, targets: MapScore) -> str:
+    """How well maps match their targets."""
+    score = f"agrees to {targets.score:.2%} with the target maps"
+    if targets.own:
+        score = f"a score of {targets.score:.4g} by the target maps, as the module defines it"
+    iou = "" if targets.mean_iou is None else f", mean IoU {targets.mean_iou:.2%}"
+    error = "" if targets.error is None else f", mean absolute error {targets.error:.4g}"
+    return f"{_title(result)}: {score}{iou}{error}"
 
 
 def _probes_line(result: Evaluation, probes: Mapping[str, float]) -> str:

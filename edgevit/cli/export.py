@@ -83,7 +83,8 @@ def _files_table(report: ExportRecord) -> Table:
     itself = report.model.file or "torch"
     table = Table(title=str(report.folder), title_justify="left")
     table.add_column("file")
-    outputs = report.outputs[0].name if len(report.outputs) == 1 else f"{len(report.outputs)} levels"
+    names = [output.name for output in report.outputs]
+    outputs = " and ".join(names) if len(names) <= 2 else f"{len(names)} outputs"
     for heading in ("MB", f"relative error of {outputs}", "top-1", f"agrees with {itself}"):
         table.add_column(heading, justify="right")
     checked = report.accuracy

@@ -15,6 +15,7 @@ from edgevit.board.answers import Classified, OutputsFile, wrong_answer
 from edgevit.board.connection import Board
 from edgevit.engines.gate import Sample
 from edgevit.errors import BoardError, ConnectionLostError, EdgeVitError, Interrupted
+from edgevit.exporting.session import joined
 from edgevit.progress import Progress
 from edgevit.records.engine import EngineTensor
 
@@ -83,7 +84,7 @@ def all_outputs(
     name: str,
     progress: Progress,
 ) -> Tensor:
-    """The outputs [images, ...] of an engine for a sample on the board; several, one after the other [images, values].
+    """The outputs [images, ...] of an engine for a sample on the board; several as by `joined`.
 
     Args:
         args: of the classification, with the batch.
@@ -106,5 +107,5 @@ def all_outputs(
         return values.view(np.dtype(fields))
 
     values = board.run_job("classify", dict(args), name=name, progress=progress, read=read)
-    outputs = torch.cat([torch.from_numpy(values[output].astype(np.float32)) for output in order], 1)
-    return outputs.reshape(-1, *tensors[0].shape[1:]) if len(tensors) == 1 else outputs
+    shapes = {tensor.name: tensor.shape[1:] for tensor in tensors}
+    return joined([torch.from_numpy(values[out].astype(np.float32)).reshape(-1, *shapes[out]) for out in order])

@@ -27,7 +27,16 @@ from edgevit.exporting.probes import Labelled, probe_features, read_features
 from edgevit.exporting.request import ONNX, JudgeRequest, Part
 from edgevit.exporting.session import OUTPUT_KIND, OnnxModel
 from edgevit.exporting.source import Predict
-from edgevit.exporting.targets import MapScore, Targets, find_targets, own_score, read_targets, score_maps
+from edgevit.exporting.targets import (
+    MapScore,
+    Targets,
+    class_overlaps,
+    find_targets,
+    mean_iou,
+    own_score,
+    read_targets,
+    score_maps,
+)
 from edgevit.network.accuracy import measure_accuracy
 from edgevit.network.classifier import with_features
 from edgevit.network.device import find_device
@@ -334,9 +343,9 @@ def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest
     workers = workers_for(request.workers, find_device(request.device).type, request.batch_size)
     with progress.stage("evaluate", len(judging.split), "image") as stage, torch.inference_mode():
         for images, _ in judging.split.batches(request.batch_size, workers):
-            answers = output.answers(reference(images).float().cpu())
-            outputs = _finite(candidate, output, request, images).float().cpu()
-            agreement += float(output.score(outputs, answers).sum())
+            expected = reference(images).float().cpu()
+            outputs = _finite(candidate, output, request, images).float().cpu().reshape(expected.shape)
+            agreement += float(output.score(outputs, output.answers(expected)).sum())
             done += len(images)
             stage.update(done)
     return Evaluation(
@@ -357,7 +366,7 @@ def _judged_by_targets(
     images, size = targets.images, request.batch_size
     count = len(images) if request.max_images is None else min(request.max_images, len(images))
     batches = [range(i, min(i + size, count)) for i in range(0, count, size)]
-    scores, errors = list[Tensor](), list[Tensor]()
+    scores, errors, overlaps = list[Tensor](), list[Tensor](), list[Tensor]()
     with progress.stage("evaluate", count, "image") as stage, torch.inference_mode():
         for positions, (batch, _) in zip(batches, images.read(batches), strict=True):
             maps = _finite(candidate, output, request, batch).float().cpu()
@@ -369,6 +378,7 @@ def _judged_by_targets(
                 score, error = score_maps(output, maps, expected)
                 scores.append(score)
                 errors += [] if error is None else [error]
+                overlaps += [class_overlaps(output, maps, expected)] if output.kind == "classes" else []
             stage.update(positions.stop)
     mean_error = float(torch.cat(errors).mean()) if errors else None
     of_images = torch.cat(scores)
@@ -376,7 +386,8 @@ def _judged_by_targets(
         of_images = of_images[~of_images.isnan()]
         if not len(of_images):
             raise DataError(f"none of the {count} targets in {request.data} has a pixel of a class; give others")
-    judged = MapScore(float(of_images.mean()), mean_error, own=module is not None)
+    iou = mean_iou(torch.stack(overlaps).sum(0)) if overlaps else None
+    judged = MapScore(float(of_images.mean()), mean_error, own=module is not None, mean_iou=iou)
     return Evaluation(
         str(request.model), candidate.form, str(request.data), "test", count, None, None, 0, {}, {},
         targets=judged,

@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,15 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
-from torch import nn
+from torch import Tensor, nn
 
 from edgevit.errors import ExportError
 from edgevit.exporting.halving import convert
+from edgevit.network.classifier import depths_in, tokens_of
 from edgevit.network.detector import Pyramid
 from edgevit.network.network import Network
 from edgevit.records.export import Batch
+from edgevit.records.model import TokenOutput, token_names
 from edgevit.records.precisions import FP32
 
 INPUT, IDS = "images", "ids"  # name of the input of images, and of texts
@@ -183,6 +185,39 @@ def _clear_metadata(model: Any) -> None:
             holder.metadata_props.clear()
 
 
+@contextmanager
+def _outputs_apart(network: Network, images: Tensor) -> Iterator[list[str]]:
+    """Have a network give the levels of a pyramid, or class token and patches, apart within the context.
+
+    Yields:
+        the names of its outputs.
+    """
+    module: Any = network.module
+    whole, tokens = module.forward, tokens_of(network)
+    if isinstance(network.module, Pyramid):
+        levels = network.module.levels
+        names = [*levels(images)]
+        module.forward = lambda images: tuple(levels(images).values())
+    elif tokens is not None and network.output.kind == "features":
+        names = [*token_names(tokens, depths_in(network))]
+        module.forward = lambda images: _tokens_apart(whole(images), tokens)
+    else:
+        yield [network.output.noun]
+        return
+    try:
+        yield names
+    finally:
+        del module.forward
+
+
+def _tokens_apart(outputs: Tensor, tokens: TokenOutput) -> tuple[Tensor, ...]:
+    """Features [B, N, d], or [B, K, N, d] after several blocks, in the order of `token_names`."""
+    of_depths = outputs.unbind(1) if outputs.ndim == 4 else (outputs,)
+    if tokens == "patches":
+        return of_depths
+    return tuple(part for of_depth in of_depths for part in (of_depth[:, 0], of_depth[:, 1:]))
+
+
 def trace(network: Network, *, input_size: tuple[int, ...], batch: Batch, opset: int) -> ir.Model:
     """Trace the network as a graph in fp32, which takes a second; its conversions take milliseconds.
 
@@ -194,11 +229,7 @@ def trace(network: Network, *, input_size: tuple[int, ...], batch: Batch, opset:
     # With an example of one image the exporter would treat the batch as a constant.
     texts = len(input_size) == 1
     images = torch.zeros(2 if batch == "dynamic" else batch, *input_size, dtype=torch.int64 if texts else None)
-    names = [network.output.noun]
-    apart: AbstractContextManager[None] = nullcontext()
-    if isinstance(pyramid := network.module, Pyramid):
-        names, apart = [*pyramid.levels(images[:1])], pyramid.separate()
-    with exporter_boundary("the network"), network.of_one_size(), apart:
+    with exporter_boundary("the network"), network.of_one_size(), _outputs_apart(network, images[:1]) as names:
         program = torch.onnx.export(
             network.module,
             (images,),

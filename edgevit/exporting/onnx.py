@@ -35,7 +35,7 @@ from edgevit.exporting.source import Form, ModelSource, Source, input_size, open
 from edgevit.exporting.whole import COMPARED_IMAGES, compare_detector, write_detector
 from edgevit.network.detector import Pyramid
 from edgevit.network.device import find_device
-from edgevit.network.output import Levels, Output
+from edgevit.network.output import Features, Output
 from edgevit.progress import Progress, Silent
 from edgevit.records.export import (
     AccuracyCheck,
@@ -295,7 +295,7 @@ def _description(source: Source, shape: Sequence[int], batch: Batch, written: _W
     files = [written.folder.onnx(precision) for precision in written.nodes]
     of_inputs, of_outputs = ({file.name: _dtypes(file)[end] for file in files} for end in (0, 1))
     shapes: dict[str, Sequence[int]] = {subject.output.noun: shape}
-    if isinstance(subject.output, Levels):
+    if isinstance(subject.output, Features):  # or levels
         outputs = written.session(next(iter(written.nodes))).outputs
         shapes = {output.name: output.shape[1:] for output in outputs}
     first = "batch" if batch == "dynamic" else batch

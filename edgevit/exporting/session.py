@@ -28,6 +28,7 @@ _Provider = tuple[str, dict[str, Any]]  # name of a provider, and its options
 _INPUT_LIMIT_BYTES = 4 << 30
 OUTPUT_KIND = "output"  # metadata key of files whose output is not logits
 _LEVELS = '"boxes"'  # its value where each level of a detector's pyramid is an output
+_TOKENS = '"features"'  # its value where class token and patches may be outputs
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
 
 
@@ -92,6 +93,20 @@ def runtime_boundary(path: Path, error_type: type[CheckpointError] | type[Export
         raise error_type(f"ONNX Runtime cannot run {path}: {reason[:200]}; export the model again") from error
 
 
+def joined(outputs: Sequence[Tensor]) -> Tensor:
+    """The outputs [B, ...] of a network as one tensor, one after the other in each image.
+
+    A class token [B, d] and patches [B, N, d], of one or several blocks, become tokens [B, N', d]; the levels of a
+    pyramid become [B, values].
+    """
+    if len(outputs) == 1:
+        return outputs[0]
+    widths = {output.shape[-1] for output in outputs}
+    if len(widths) == 1 and all(output.ndim < 4 for output in outputs):
+        return torch.cat([output.reshape(len(output), -1, *widths) for output in outputs], 1)
+    return torch.cat([output.flatten(1) for output in outputs], 1)
+
+
 class GraphModel:
     """Runs a graph in memory on batches of images."""
 
@@ -107,9 +122,8 @@ class GraphModel:
             return [torch.from_numpy(value) for value in self.session.run(None, {self.input: images.numpy()})]
 
     def predict(self, images: Tensor) -> Tensor:
-        """The output [B, ...]; several, such as levels of a pyramid, one after the other: [B, values]."""
-        first, *more = self.run(images)
-        return torch.cat([output.flatten(1) for output in (first, *more)], 1) if more else first
+        """The output [B, ...]; several as by `joined`."""
+        return joined(self.run(images))
 
 
 class OnnxModel:
@@ -141,8 +155,9 @@ class OnnxModel:
         self.path = path
         inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
         self.metadata: dict[str, str] = dict(self.session.get_modelmeta().custom_metadata_map)
-        self.of_levels = self.metadata.get(OUTPUT_KIND) == _LEVELS
-        if len(inputs) != 1 or (len(outputs) != 1 and not self.of_levels):
+        kind = self.metadata.get(OUTPUT_KIND)
+        self.of_levels = kind == _LEVELS
+        if len(inputs) != 1 or (len(outputs) != 1 and kind not in (_LEVELS, _TOKENS)):
             several = f" --output-name {shlex.quote(outputs[0].name)}" if len(outputs) > 1 else ""
             raise CheckpointError(
                 f"{path} has {len(inputs)} inputs and {len(outputs)} outputs, and an image classifier has one of each; "
@@ -180,20 +195,20 @@ class OnnxModel:
         return _READER.parse(self.metadata[key], kind, f"{self.path}, {key!r} in its metadata,")
 
     def predict(self, images: Tensor) -> Tensor:
-        """Outputs [B, ...] of images [B, C, H, W], in float32 on the CPU; all levels of a pyramid [B, values]."""
+        """Outputs [B, ...] of images [B, C, H, W], in float32 on the CPU: several as by `joined`."""
         inputs = images.cpu().numpy().astype(self.dtype)
         step = self.batch or max(len(inputs), 1)
         parts = [self._run(inputs[i : i + step], step) for i in range(0, len(inputs), step)]
-        return torch.from_numpy(np.concatenate(parts).astype(np.float32))
+        return torch.cat(parts).float()
 
-    def _run(self, inputs: Any, step: int) -> Any:
+    def _run(self, inputs: Any, step: int) -> Tensor:
         count = len(inputs)
         if self.batch and count < step:
             inputs = np.concatenate([inputs, np.zeros((step - count, *inputs.shape[1:]), inputs.dtype)])
         with runtime_boundary(self.path, ExportError):
             outputs = self.session.run(None, {self.input.name: inputs})
-        whole = np.concatenate([o.reshape(len(o), -1) for o in outputs], 1) if self.of_levels else outputs[0]
-        return whole[:count]
+        whole = joined([torch.from_numpy(output) for output in outputs])
+        return (whole.flatten(1) if self.of_levels else whole)[:count]
 
 
 def largest_values(model: bytes, path: Path, images: Tensor, batch: Batch) -> list[float]:

@@ -40,13 +40,16 @@ class Targets:
 
 @dataclass(frozen=True)
 class MapScore:
-    """How well maps match their targets: means over images."""
+    """How well maps match their targets; score and error are means over images."""
 
     # Score of the module's own function; else IoU of foreground, share of right pixels, or overlap of values.
     score: float
     # Mean absolute error of values, or of the probability of foreground; None: maps of another kind.
     error: float | None
     own: bool = False  # whether the score is that of the module's own function
+    # Mean IoU of the classes that occur in targets or maps, over the pixels of all images; None: maps of another kind,
+    # or judged by their own function.
+    mean_iou: float | None = None
 
 
 def find_targets(data: str | Path | None, preprocessing: Mapping[str, Any]) -> Targets | None:
@@ -182,3 +185,23 @@ def score_maps(output: Map, maps: Tensor, targets: Tensor) -> tuple[Tensor, Tens
         return right.flatten(1).sum(1) / judged.flatten(1).sum(1), None
     error = (output.shown(maps)[:, 0] - targets).abs().flatten(1).mean(1)
     return output.score(maps, targets if output.kind == "foreground" else targets[:, None]), error
+
+
+def class_overlaps(output: Map, maps: Tensor, targets: Tensor) -> Tensor:
+    """Count the pixels where maps [B, C, H, W] and targets [B, H, W] both have a class, and where one has: [2, C].
+
+    Pixels whose target is no class of the map are not judged.
+    """
+    classes = maps.shape[1]
+    judged = (targets >= 0) & (targets < classes)
+    found, expected = output.answers(maps)[judged], targets[judged]
+    both, of_maps, of_targets = (
+        chosen.long().bincount(minlength=classes) for chosen in (found[found == expected], found, expected)
+    )
+    return torch.stack([both, of_maps + of_targets - both])
+
+
+def mean_iou(overlaps: Tensor) -> float | None:
+    """The mean IoU of the classes that occur, by the sum of their `class_overlaps`; None: no pixel is judged."""
+    both, either = overlaps[:, overlaps[1] > 0]
+    return float((both / either).mean()) if len(either) else None

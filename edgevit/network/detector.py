@@ -81,16 +81,12 @@ class Pyramid(nn.Module):
     def __init__(self, detector: nn.Module) -> None:
         super().__init__()
         self.detector = detector
-        self._separate = False
 
     def forward(self, images: Tensor, targets: Any = None) -> Any:
         """With targets, in training mode, also return the detector's own losses by their names."""
         if targets is not None:
             return self._losses(images, targets)
-        levels = self.levels(images)
-        if self._separate:
-            return tuple(levels.values())
-        return torch.cat([level.flatten(1) for level in levels.values()], 1)
+        return torch.cat([level.flatten(1) for level in self.levels(images).values()], 1)
 
     def _losses(self, images: Tensor, targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
         captured: list[Any] = []
@@ -135,15 +131,6 @@ class Pyramid(nn.Module):
         parts = (self.detector, getattr(self.detector, "rpn", None))
         readers = [part for part in parts if isinstance(part, (FCOS, RetinaNet, SSD, RegionProposalNetwork))]
         return [levels, *(reader.head(levels) for reader in readers)]
-
-    @contextmanager
-    def separate(self) -> Iterator[None]:
-        """Give the levels apart within this context, as in an exported file."""
-        self._separate = True
-        try:
-            yield
-        finally:
-            self._separate = False
 
     @contextmanager
     def reading(self, predict: Callable[[Tensor], Tensor], images: Tensor) -> Iterator[None]:

@@ -24,7 +24,7 @@ class Output(Protocol):
 
     @property
     def noun(self) -> str:
-        """The name of its values, and of the output tensor of an exported file."""
+        """The name of its values, and of the output tensor of an exported file that has no names for parts of it."""
 
     def of(self, outputs: Tensor) -> Tensor:
         """The part [B, ...] of a network's outputs [B, ...] that counts."""

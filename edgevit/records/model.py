@@ -251,6 +251,12 @@ class TextPreprocessing:
 PreprocessingFields = dict[str, Any]
 
 
+def token_names(tokens: TokenOutput, depths: Sequence[int] = ()) -> tuple[str, ...]:
+    """The names of features of tokens in an exported file, in order; `depths` as in `ModelSpec`."""
+    names = ("class_token", "patch_tokens") if tokens == "class,patches" else ("patch_tokens",)
+    return tuple(f"{name}_{depth}" for depth in depths for name in names) or names
+
+
 def reads_texts(preprocessing: Mapping[str, Any]) -> bool:
     """Whether inputs are ids of tokens, and not images."""
     return "tokenizer" in preprocessing
@@ -321,6 +327,13 @@ class ModelSpec:
         if self.depths:
             texts["features"] += f" after blocks {', '.join(map(str, self.depths))}"
         return texts.get(kind, f"a map of {kind}")
+
+    @property
+    def token_names(self) -> tuple[str, ...]:
+        """The names of its features of tokens in an exported file; empty: it has none."""
+        if self.tokens is None or self.output_kind != "features":
+            return ()
+        return token_names(self.tokens, self.depths)
 
     @property
     def rest_text(self) -> str | None:

@@ -23,7 +23,7 @@ class ServedModel:
     sha256: str
     precision: str
     images: EngineTensor
-    outputs: tuple[EngineTensor, ...]  # outputs of the file: one, or several for a detector's backbone
+    outputs: tuple[EngineTensor, ...]  # of the file: several for levels of a pyramid, or class token and patches
     export: ExportRecord
     engine: EngineRecord | None  # record of the engine's build; None: the file is an ONNX file
 

@@ -13,8 +13,9 @@ import pytest
 from board_fixtures import Server, playing
 from places import STANDINS
 from recorded_progress import RecordedProgress
-from small_models import write_derived
+from small_models import random_base, write_derived
 
+import edgevit
 from edgevit.board.connection import open_board
 from edgevit.data.task import open_task
 from edgevit.engines import run as module
@@ -71,6 +72,17 @@ def test_an_engine_gets_the_figures_of_the_file_that_it_was_built_from(built: Pa
     assert (own.form, own.part, own.data, own.outputs) == ("engine", "test", "digits", 10)
     assert sorted(own.per_class) == ["3", "5", "8"] and own.top1 != own.top1_full
     assert figures(own) == figures(evaluate(built / "export" / "model.fp16.onnx", "digits"))
+
+
+@pytest.mark.slow
+def test_an_engine_of_tokens_has_named_outputs_and_is_judged_by_all_of_them(tmp_path: Path, play: Play) -> None:
+    folder = tmp_path / "tokens"
+    edgevit.base(random_base(depth=2).module, output="features:class,patches@1,2", out=folder)
+    built = edgevit.export(folder, data="digits", trt=True, accuracy=False).engine
+    assert built is not None and built.accuracy is not None and built.accuracy.agreement > 0.999
+    names = ["class_token_1", "patch_tokens_1", "class_token_2", "patch_tokens_2"]
+    assert [tensor.name for tensor in built.outputs] == names
+    assert (judged := judge(built.path, data="digits", max_images=20).agreement) is not None and judged > 0.999
 
 
 def test_parts_classes_and_numbers_of_images_are_chosen_as_for_a_model_folder(built: Path, play: Play) -> None:

@@ -15,6 +15,7 @@ from edgevit.exporting.gates import check_graph
 from edgevit.exporting.graph import write_onnx
 from edgevit.exporting.onnx import open_model_source
 from edgevit.exporting.session import OnnxModel
+from edgevit.network.classifier import with_features
 from edgevit.records.export import ExportRecord
 
 pytestmark = pytest.mark.usefixtures("traced_anew")
@@ -56,6 +57,32 @@ def test_a_base_that_takes_images_of_any_size_is_written_for_its_own(tmp_path: P
     assert "Resize" not in check_graph(path, 20)
     torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
     network(torch.randn(1, 3, 64, 64))  # as it could before
+
+
+@pytest.mark.quick("class,patches-depths3-args3-shapes3")
+@pytest.mark.parametrize(("tokens", "depths", "args", "shapes"), [
+    ("patches", (), {}, {"patch_tokens": [16, 64]}),
+    ("class,patches", (), {"reg_tokens": 2}, {"class_token": [64], "patch_tokens": [16, 64]}),
+    ("patches", (2,), {}, {"patch_tokens_2": [16, 64]}),
+    ("class,patches", (1, 2), {}, {
+        "class_token_1": [64], "patch_tokens_1": [16, 64], "class_token_2": [64], "patch_tokens_2": [16, 64],
+    }),
+])  # fmt: skip
+def test_features_of_tokens_are_outputs_with_names(
+    tmp_path: Path, tokens: Any, depths: tuple[int, ...], args: Any, shapes: dict[str, list[int]]
+) -> None:
+    network, path = with_features(random_base(depth=2, **args), tokens, depths).eval(), tmp_path / "model.onnx"
+    asked: dict[str, Any] = {"input_size": (3, 32, 32), "batch": "dynamic", "metadata": {"output": '"features"'}}
+    write_onnx(network, path, opset=16, **asked)
+    check_graph(path, 16)
+    model, images = OnnxModel(path), torch.randn(3, 3, 32, 32)
+    assert {output.name: output.shape[1:] for output in model.outputs} == shapes
+    with torch.inference_mode():
+        whole = network(images)  # as before the export
+    torch.testing.assert_close(model.predict(images).reshape(whole.shape), whole, rtol=1e-4, atol=1e-4)
+    if "class" in tokens:
+        first = torch.from_numpy(model.session.run(None, {"images": images.numpy()})[0])
+        torch.testing.assert_close(first, whole.reshape(3, -1, 17, 64)[:, 0, 0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_shape_that_is_taken_in_part_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from small_models import random_base
 
 from edgevit.errors import CheckpointError
 from edgevit.exporting.graph import write_onnx
-from edgevit.exporting.session import OnnxModel, open_session, runtime_boundary
+from edgevit.exporting.session import OnnxModel, joined, open_session, runtime_boundary
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,14 @@ def test_batches_of_any_size_go_through_a_file_of_four(four: tuple[torch.nn.Modu
     images = torch.randn(count, 3, 32, 32)
     with torch.inference_mode():
         torch.testing.assert_close(OnnxModel(path).predict(images), network(images), rtol=1e-5, atol=1e-4)
+
+
+def test_tokens_are_joined_as_tokens_and_levels_as_values() -> None:
+    whole = torch.randn(2, 3, 5, 4)  # tokens of three blocks, of which the first is a class token
+    apart = [part for of_depth in whole.unbind(1) for part in (of_depth[:, 0], of_depth[:, 1:])]
+    assert torch.equal(joined(apart), whole.flatten(1, 2)) and joined(apart[:1]) is apart[0]
+    levels = [torch.randn(2, 3, size, size) for size in (2, 1)]
+    assert torch.equal(joined(levels), torch.cat([level.flatten(1) for level in levels], 1))
 
 
 def test_metadata_is_read_as_what_it_should_be(four: tuple[torch.nn.Module, Path]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from PIL import Image
 
 import edgevit
 from edgevit.errors import DataError
-from edgevit.exporting.targets import find_targets, read_targets, score_maps
+from edgevit.exporting.targets import class_overlaps, find_targets, mean_iou, read_targets, score_maps
 from edgevit.network.output import Map
 
 PREPROCESSING = {
@@ -60,6 +62,48 @@ def test_values_are_numbers_of_arrays_and_classes_those_of_pixels(data: Path) ->
     classes[0, :4], classes[0, 4:8] = 1, 0
     logits = torch.tensor([0.0, 1.0]).reshape(1, 2, 1, 1).expand(1, 2, 16, 16)
     assert float(score_maps(Map("classes"), logits, classes)[0]) == 0.5
+
+
+CLASSES = """
+
+def build_classes():
+    torch.manual_seed(1)
+    module = Depth()
+    module.last = nn.Conv2d(8, 4, 3, padding=1)
+    return module
+"""
+
+
+def test_the_mean_iou_of_classes_is_that_of_the_pixels_of_all_images(
+    data: Path, tmp_path: Path, own_cache: Path, edgevit_main: Any
+) -> None:
+    file, folder = write_depth(tmp_path), tmp_path / "classes"
+    file.write_text(file.read_text() + CLASSES)
+    edgevit.base(f"{file}:build_classes", output="map:classes", out=folder)
+    for i, mask in enumerate(sorted((data / "masks" / "day").iterdir())):
+        numbers = np.asarray(Image.open(mask)).astype(np.uint8) * (1 + i % 2)  # 3 is in no target
+        numbers[:5] = 255  # not judged
+        Image.fromarray(numbers).save(mask)
+    network, judged = edgevit.load(folder), edgevit.evaluate(folder, data, batch_size=4).targets
+    targets = find_targets(data, network.preprocessing)
+    assert targets is not None and judged is not None and judged.mean_iou is not None
+    with torch.inference_mode():
+        found = network(next(targets.images.read([range(6)]))[0]).argmax(1).numpy()
+    expected = read_targets(targets, Map("classes"), range(6)).numpy()
+    of_class = [((found == c) & (expected != 255), expected == c) for c in range(4)]
+    ious = [(f & e).sum() / (f | e).sum() for f, e in of_class if (f | e).any()]
+    assert 0 < np.mean(ious) < 1 and judged.mean_iou == pytest.approx(np.mean(ious))
+    shown = " ".join(edgevit_main("evaluate", folder, "--data", data).out.split())
+    assert f"agrees to {judged.score:.2%} with the target maps, mean IoU {judged.mean_iou:.2%}" in shown
+    told = json.loads(edgevit_main("evaluate", folder, "--data", data, "--json").out)
+    assert told["targets"]["mean_iou"] == pytest.approx(judged.mean_iou)
+
+
+def test_classes_that_occur_nowhere_have_no_iou() -> None:
+    logits = torch.tensor([[[[1.0, 0.0, 1.0]], [[0.0, 1.0, 0.0]], [[0.5, 0.5, 0.5]]]])  # classes 0, 1, 0, never 2
+    overlaps = class_overlaps(Map("classes"), logits, torch.tensor([[[0.0, 0.0, 255.0]]]))
+    assert overlaps.tolist() == [[1, 0, 0], [2, 1, 0]] and mean_iou(overlaps) == 0.25
+    assert mean_iou(class_overlaps(Map("classes"), logits, torch.full((1, 1, 3), 255.0))) is None
 
 
 def test_data_without_masks_has_no_targets(tmp_path: Path) -> None:

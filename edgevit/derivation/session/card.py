@@ -205,6 +205,15 @@ spec, state = json.loads(Path("model.json").read_text()), load_file("model.safet
 """
 
 
+def _features(spec: ModelSpec) -> str:
+    """How to compute the features of a model, and what an exported file calls those of tokens."""
+    names, shapes = ", ".join(f"`{name}`" for name in spec.token_names), "patches `[images, patches, d]`"
+    if "class" in names:
+        shapes = f"a class token `[images, d]`, {shapes}"
+    exported = f"\nA file of `edgevit export` puts them out as {names}: {shapes}.\n" if names else ""
+    return _OUTPUTS.format(name="features") + exported
+
+
 def _features_card(
     name: str, spec: ModelSpec, record: DerivationRecord, similarity: SimilarityRecord, loader: str | None
 ) -> str:
@@ -226,7 +235,7 @@ Its {spec.outputs} {spec.output_text} of an image are meant to be those of its b
 
 ## Compute the features of an image
 
-{_OUTPUTS.format(name="features")}{plain}
+{_features(spec)}{plain}
 `edgevit evaluate {name} --data IMAGES --probe knn,linear` tells what they are worth on labelled images."""
 
 
@@ -323,7 +332,7 @@ def base_card(
     )
     use, code = "Classify an image", _classify(spec, loader) if spec.classes else _NAMELESS
     if features:
-        use, code = "Compute the features of an image", _OUTPUTS.format(name="features")
+        use, code = "Compute the features of an image", _features(spec)
     use = _use_of_head(spec) if spec.builder is not None else f"## {use}\n\n{code}"
     paragraph = "" if origin is None else f"\n{origin}\n"
     return f"""# {name}

@@ -165,7 +165,8 @@ def test_features_after_several_blocks_are_like_the_bases(
     assert cosines.shape == (40, 2, 1 + 16) and cosines.mean((0, 2)).min() > 0.8
     assert record.similarity.cosine > 0.8
     exported = edgevit.export(at_depths.folder, data=photos)
-    assert exported.parity["fp32"].error < 1e-4
+    assert exported.parity["fp32"].error < 1e-4 and exported.accuracy.files["fp16"].agreement > 0.99
+    assert edgevit.evaluate(at_depths.folder / "export" / "model.fp32.onnx", photos).agreement > 0.9999
     again: dict[str, Any] = {"data": photos, "training": Training(device="cpu", steps=0), "rate": 0.3}
     smaller = edgevit.derive(at_depths.folder, out=tmp_path / "smaller", output="features:class,patches@1,2", **again)
     assert smaller.model.spec.depths == (1, 2) and smaller.record.similarity.cosine > 0.8
@@ -193,7 +194,10 @@ def test_the_class_token_counts_as_much_as_all_patches(small_vit: Any, tmp_path:
 @pytest.mark.slow
 def test_files_of_tokens_are_like_the_folder(of_tokens: Any, photos: Path, tmp_path: Path) -> None:
     exported = edgevit.export(of_tokens.folder, fp16=False)
-    assert exported.outputs[0].shape == ("batch", 17, 64) or exported.outputs[0].shape[1:] == (17, 64)
+    assert [(t.name, *t.shape) for t in exported.outputs] == [
+        ("class_token", "batch", 64), ("patch_tokens", "batch", 16, 64)
+    ]  # fmt: skip
+    assert "`class_token`, `patch_tokens`: a class token" in (of_tokens.folder / "README.md").read_text()
     assert exported.parity["fp32"].error < 1e-5 and exported.accuracy.files["fp32"].agreement > 0.9999
     training = Training(device="cpu", steps=20, batch_size=32, lr=1e-3, evaluations=2)
     smaller = edgevit.derive(

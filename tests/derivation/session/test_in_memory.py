@@ -58,6 +58,13 @@ def test_a_module_is_exported_to_a_new_model_folder(module: torch.nn.Module, tmp
     assert not (tmp_path / "other").exists()
 
 
+def test_a_missing_folder_is_named_before_anything_is_written(module: torch.nn.Module, tmp_path: Path) -> None:
+    loader = DataLoader(TensorDataset(torch.zeros(8, 3, 32, 32)), batch_size=4)
+    with pytest.raises(OptionError, match=r"edgevit.derive needs 'out', .* give out=FOLDER: Model folder to write"):
+        edgevit.derive(module, data=loader, output="features", rate=0.5)
+    assert not (tmp_path / "cache").exists()
+
+
 def test_what_is_no_base_is_refused_by_its_type(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="takes a path, a timm name or a module, not dict"):
         edgevit.derive({"a": 1}, data=tmp_path, out=tmp_path / "x", rate=0.5)
