@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -172,16 +174,24 @@ def base_row(function: str, device: str, cache: Path) -> Row:
 def tuned_row(function: str, device: str, cache: Path) -> Row:
     """Train the base as long as vulcan trains, if the cache has none, and judge it."""
     import edgevit
+    from edgevit.derivation.session import baselines
+    from edgevit.network.opening import open_network
 
-    folder = cache / f"detection-{function}-tuned"
-    if not folder.is_dir():  # a derivation that removes nothing keeps the fine-tuned base
-        edgevit.derive(
-            f"{BUILDER}:{function}", checkpoint=ensure_weights(function, device, cache), data=ensure_pictures(cache),
-            output="boxes", method="magnitude", macs=_loaded(function, device, cache).spec.macs, out=folder,
-            finetune_base=True, base_steps=TUNED, derive_from="finetuned", training=_training(0, device),
-            cache=cache / "derivations",
-        )  # fmt: skip
-    tuned = edgevit.load(folder)
+    file, train = cache / f"detection-{function}-tuned.safetensors", baselines.finetuned_base
+
+    def kept(problem: Any) -> Any:
+        network: Any = train(problem)
+        save_file(network.module.detector.state_dict(), file)
+        return network
+
+    if not file.is_file():  # a derivation trains it, and keeps what it finds
+        with tempfile.TemporaryDirectory() as scratch, mock.patch.object(baselines, "finetuned_base", kept):
+            edgevit.derive(
+                f"{BUILDER}:{function}", checkpoint=ensure_weights(function, device, cache),
+                data=ensure_pictures(cache), output="boxes", method="magnitude", rate=0.2, out=Path(scratch) / "model",
+                finetune_base=True, base_steps=TUNED, training=_training(0, device), cache=cache / "derivations",
+            )  # fmt: skip
+    tuned: Any = open_network(f"{BUILDER}:{function}", checkpoint=file)
     method = {"network": function, "method": "base, fine-tuned"}
     return {**method, "rate": 0.0, "macs": tuned.spec.macs, **_scores(tuned, cache)}
 
