@@ -174,13 +174,14 @@ def base_row(function: str, device: str, cache: Path) -> Row:
 def tuned_row(function: str, device: str, cache: Path) -> Row:
     """Train the base as long as vulcan trains, if the cache has none, and judge it."""
     import edgevit
+    from edgevit.derivation.problem import finetuned_base
     from edgevit.derivation.session import baselines
     from edgevit.network.opening import open_network
 
-    file, train = cache / f"detection-{function}-tuned.safetensors", baselines.finetuned_base
+    file = cache / f"detection-{function}-tuned.safetensors"
 
     def kept(problem: Any) -> Any:
-        network: Any = train(problem)
+        network: Any = finetuned_base(problem)
         save_file(network.module.detector.state_dict(), file)
         return network
 

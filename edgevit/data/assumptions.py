@@ -34,7 +34,7 @@ _SETTINGS: dict[str, str] = {
     "preprocessor_config.json": "as preprocessor_config.json beside the weights says",
     "torchvision": "usual of torchvision's weights",
     "model folder": "as the model folder says",
-    "detector": "as the detector's own transform does",
+    "detector": "as the detector takes pictures",
     "pretrained weights": "those of timm's weights for {base}",
     "timm": "assumed, as timm's defaults for {base}",
 }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 
 from edgevit.data.batches import make_loader, seeded
 from edgevit.data.request import Augment
@@ -139,8 +139,8 @@ def _fitted(
 
 def _transform(preprocessing: Mapping[str, Any], augment: Augment) -> Any:
     """The training transform of images with objects; `training_transform` is that of images alone."""
-    size = list(preprocessing["input_size"][1:])
-    resize = v2.Resize(size) if augment == "none" else v2.RandomResizedCrop(size, scale=(0.7, 1.0))
+    size, how = list(preprocessing["input_size"][1:]), InterpolationMode(preprocessing["interpolation"])
+    resize = v2.Resize(size, how) if augment == "none" else v2.RandomResizedCrop(size, (0.7, 1.0), interpolation=how)
     return v2.Compose([
         resize,
         *([v2.RandomHorizontalFlip()] if augment == "flip" else []),

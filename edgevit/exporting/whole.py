@@ -23,8 +23,9 @@ from edgevit.errors import ExportError
 from edgevit.exporting.images import Judging
 from edgevit.exporting.losses import ALWAYS_ALLOWED
 from edgevit.exporting.session import open_session, runtime_boundary
-from edgevit.network.detector import DETECTIONS, Pyramid
+from edgevit.network.detector import Pyramid
 from edgevit.network.network import Network
+from edgevit.network.plain_detector import DETECTIONS
 from edgevit.progress import Progress
 from edgevit.records.export import WholeDetector
 from edgevit.train.detections import find_objects
@@ -56,9 +57,9 @@ def write_detector(pyramid: Pyramid, path: Path, input_size: Sequence[int], meta
                 output_names=names,
             )  # fmt: skip
     except _FAILURES as error:
-        reason = " ".join(str(error).split())[:200]
+        module, reason = getattr(detector, "module", detector), " ".join(str(error).split())[:200]
         raise ExportError(
-            f"torch's exporter cannot write the whole {type(detector).__name__} ({reason}); leave --whole out, and "
+            f"torch's exporter cannot write the whole {type(module).__name__} ({reason}); leave --whole out, and "
             "combine the levels of model.fp32.onnx with heads of your own"
         ) from error
     model = onnx.load(path)

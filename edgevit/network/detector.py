@@ -6,6 +6,7 @@ the same. So the network that is measured and cut is `Pyramid`, which stops behi
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,15 +23,11 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.padding import PictureAreas, picture_areas
+from edgevit.network.plain_detector import PlainDetector, Squash, levels_by_name
+from edgevit.network.weights import first_line
 from edgevit.records.model import PreprocessingFields
 from edgevit.records.preparing import CORNER, fitted_size
-
-DETECTIONS = ("boxes", "labels", "scores")
-
-
-def is_detections(outputs: object) -> bool:
-    """Whether outputs are those of a detector: for each image a dict of boxes, labels and scores."""
-    return isinstance(outputs, (list, tuple)) and all(isinstance(o, Mapping) and {*DETECTIONS} <= {*o} for o in outputs)
+from edgevit.records.release import PREPROCESSING_KEYS
 
 
 class Letterbox(GeneralizedRCNNTransform):  # type: ignore[misc]
@@ -97,13 +94,33 @@ class Pyramid(nn.Module):
         finally:
             hook.remove()
         (levels,) = captured
-        named = {"0": levels} if isinstance(levels, Tensor) else levels
-        return torch.cat([level.flatten(1) for level in named.values()], 1), losses
+        return torch.cat([level.flatten(1) for level in levels_by_name(levels).values()], 1), losses
 
     def detect(self, images: Tensor, *targets: Any) -> Any:
         """What the whole detector gives for prepared images [B, C, H, W]: boxes, or with targets its losses."""
         mean, std = (torch.tensor(self.preprocessing[name]).to(images)[:, None, None] for name in ("mean", "std"))
         return self.detector([*(images * std + mean)], *targets)  # its transform normalises them again
+
+    def check_losses(self, input_size: Sequence[int], label: int) -> None:
+        """Check that a module of the user's has losses of objects with such a label, as torchvision's detectors do.
+
+        Raises:
+            UnsupportedModelError: it has none.
+        """
+        if not isinstance(self.detector, PlainDetector):
+            return
+        copied, noun = copy.deepcopy(self).train(), f"this {type(self.detector.module).__name__}"
+        image = next(self.parameters()).new_zeros(1, *input_size)
+        box = image.new_tensor([[0.0, 0.0, input_size[2] / 2, input_size[1] / 2]])
+        try:
+            _, losses = copied(image, [{"boxes": box, "labels": torch.tensor([label], device=image.device)}])
+            torch.autograd.backward(torch.stack([*losses.values()]).sum())
+        except Exception as error:  # the user's code may raise anything
+            raise UnsupportedModelError(
+                f"this derivation needs a detector's own losses, and {noun}, called in training mode with images and "
+                f"targets (label {label}), gives no dict of them ({first_line(error, 100)}); give it such, or imitate "
+                "the base alone by --method forge --teacher restricted --teacher-weight 1"
+            ) from error
 
     def areas(self, images: Tensor) -> PictureAreas | None:
         """Where prepared images [B, C, H, W] are no padding; None: no image has any."""
@@ -119,8 +136,7 @@ class Pyramid(nn.Module):
         return {f"level_{name}": level for name, level in self._named(images).items()}
 
     def _named(self, images: Tensor) -> Mapping[str, Tensor]:
-        levels = self.detector.backbone(images)  # type: ignore[operator]
-        return {"0": levels} if isinstance(levels, Tensor) else levels
+        return levels_by_name(self.detector.backbone(images))  # type: ignore[operator]
 
     def before_boxes(self, images: Tensor) -> list[object]:
         """What the detector computes of prepared images [B, C, H, W] before it knows of boxes.
@@ -139,14 +155,17 @@ class Pyramid(nn.Module):
         Args:
             images: one or more, of which only the sizes of the levels matter.
         """
-        sizes = self.sizes(images)
-
-        def forward(images: Tensor) -> OrderedDict[str, Tensor]:
-            parts = torch.split(predict(images).to(images), [size.numel() for size in sizes.values()], 1)
-            pairs = zip(sizes.items(), parts, strict=True)
-            return OrderedDict((name, part.reshape(-1, *size)) for (name, size), part in pairs)
-
         backbone: Any = self.detector.backbone
+        given = backbone(images)
+        sizes = {name: level.shape[1:] for name, level in levels_by_name(given).items()}
+
+        def forward(images: Tensor) -> Any:
+            parts = torch.split(predict(images).to(images), [size.numel() for size in sizes.values()], 1)
+            levels = [part.reshape(-1, *size) for part, size in zip(parts, sizes.values(), strict=True)]
+            if isinstance(given, Tensor):
+                return levels[0]
+            return OrderedDict(zip(sizes, levels, strict=True)) if isinstance(given, Mapping) else type(given)(levels)
+
         backbone.forward = forward
         try:
             yield
@@ -160,12 +179,25 @@ class Pyramid(nn.Module):
         return bool(getattr(roi_heads, "mask_predictor", None))
 
     @property
+    def own_preprocessing(self) -> tuple[str, ...]:
+        """The settings that are the detector's own, and not stated by a user."""
+        return ("crop_pct",) if isinstance(self.detector, PlainDetector) else PREPROCESSING_KEYS
+
+    def prepare_as(self, preprocessing: PreprocessingFields) -> None:
+        """Set how pictures are prepared for a detector that does not itself prepare them."""
+        if isinstance(self.detector, PlainDetector):
+            self.detector.transform = Squash(preprocessing)
+
+    @property
     def preprocessing(self) -> PreprocessingFields:
         """The settings of a transform that prepares images as the detector's does.
 
-        Where all images have one size, it is timm's, which resizes with antialiasing.
+        Where all images have one size, it is timm's, which resizes with antialiasing. Those of a detector that takes
+        prepared images may lack what its network says.
         """
         transform: Any = self.detector.transform
+        if isinstance(transform, Squash):
+            return transform.preprocessing
         fits = isinstance(transform, Letterbox)
         return {
             "interpolation": "bilinear", "mean": tuple(map(float, transform.image_mean)),
@@ -241,17 +273,17 @@ def _proposing(
 
 
 def check_detector(module: nn.Module, input_size: tuple[int, ...]) -> None:
-    """Check that a detector has a backbone, and a transform to images of the one size that its network takes.
+    """Check that a detector with a transform has a backbone, and that it is to the one size that its network takes.
 
     Raises:
         UnsupportedModelError: it has not.
     """
     noun, (height, width) = f"this {type(module).__name__}", input_size[1:]
     transform: Any = getattr(module, "transform", None)
-    if not isinstance(getattr(module, "backbone", None), nn.Module) or not hasattr(transform, "fixed_size"):
+    if not isinstance(getattr(module, "backbone", None), nn.Module):
         raise UnsupportedModelError(
-            f"{noun} gives boxes, and has no backbone and transform of these names; build it as torchvision's are, "
-            "with its network in the backbone"
+            f"{noun} has a transform as torchvision's detectors, and no backbone; build it as they are, with its "
+            "network in the backbone"
         )
     fixed, divisor = transform.fixed_size, transform.size_divisible
     if isinstance(transform, Letterbox):

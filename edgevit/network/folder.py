@@ -24,6 +24,7 @@ from edgevit.network.dense import DenseFamily, within
 from edgevit.network.detector import Pyramid, letterbox, takes_several_sizes
 from edgevit.network.model import Model
 from edgevit.network.network import Network
+from edgevit.network.plain_detector import adapted, has_transform
 from edgevit.network.request import check_model_folder
 from edgevit.network.weights import FOREIGN, fill_network, first_line, reading
 from edgevit.records.belonging import file_fault
@@ -111,6 +112,8 @@ def _made_again(files: ModelFolder, spec: ModelSpec, facts: BuilderFacts, run_co
     builder = Builder.at(file, facts.function)
     made = built(f"{file}:{facts.function}").eval()
     boxes = spec.output == "boxes"
+    if boxes and not has_transform(made):
+        made = adapted(made, facts.network.removeprefix("detector.module."), spec.preprocessing["input_size"])
     module = Pyramid(made).eval() if boxes else made
     if spec.narrowed_rest is not None:
         try:

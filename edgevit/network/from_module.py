@@ -24,13 +24,14 @@ from edgevit.network.builder import Builder
 from edgevit.network.copies import without_values
 from edgevit.network.creation import create_timm_network
 from edgevit.network.dense import within
-from edgevit.network.detector import Pyramid, check_detector, is_detections, letterbox, takes_several_sizes
+from edgevit.network.detector import Pyramid, check_detector, letterbox, takes_several_sizes
 from edgevit.network.families import architecture
 from edgevit.network.filling import network_in
 from edgevit.network.folder import load, save
 from edgevit.network.model import Model, describe, tensors_sha256
 from edgevit.network.network import Network
 from edgevit.network.opening import open_network
+from edgevit.network.plain_detector import adapted, has_transform, is_detections, refuse_relative_boxes, run_on
 from edgevit.records.release import CONFIG, NAMES, PREPROCESSING_KEYS
 from edgevit.records.writing import cache_folder, new_folder
 
@@ -74,20 +75,21 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
     with _evaluating(base), torch.inference_mode():
         images = torch.rand(2, *adopted.input_size, generator=torch.Generator().manual_seed(0))
         images = images.to(next(base.parameters()))
-        if hasattr(getattr(base, "transform", None), "fixed_size"):  # it may fail on other sizes
+        if has_transform(base):  # it may fail on other sizes
             check_detector(base, adopted.input_size)
-        expected = base(images)
+        expected, _ = run_on(base, images)
         if isinstance(expected, Tensor) and expected.ndim == 4:
             return _dense_folder(base, path, images, builder, backbone_alone=backbone_alone)
         if is_detections(expected):
-            check_detector(base, adopted.input_size)
+            if not has_transform(base):
+                refuse_relative_boxes(expected, base, images)
             return _dense_folder(base, path, images, builder, boxes=True, backbone_alone=backbone_alone)
         if not isinstance(expected, Tensor) or (base is not inner and not torch.equal(expected, inner(images))):
             noun = type(inner).__name__
             fault = "no tensor;" if base is inner else f"not those of the {noun} in it; give the {noun} alone, or"
             raise UnsupportedModelError(
                 f"the outputs of this {type(base).__name__} are {fault} return one map [images, channels, height, "
-                "width], or boxes"
+                "width], or for each image a dict of boxes, labels and scores"
             )
     family.check(copied)
     state = {name: value.detach().cpu().contiguous() for name, value in inner.state_dict().items()}
@@ -133,6 +135,8 @@ def _dense_folder(
     builder = Builder.at(*(place or _file_of_class(module)))
     module = copy.deepcopy(module).eval()
     if boxes:
+        if not has_transform(module):
+            module, path = adapted(module, path, images.shape[1:]), f"module.{path}"
         module, path = Pyramid(module).eval(), f"detector.{path}"
     family = within(module, path, builder, images)
     name = architecture(family.inside(module))

@@ -48,6 +48,8 @@ class Model(Network):
         if spec.classes or spec.output is not None:
             output = output_of(spec.output_kind, spec.class_columns)
         super().__init__(network.module, network.family, output)
+        if isinstance(self.module, Pyramid):
+            self.module.prepare_as(spec.preprocessing)
         self.spec, self.release = spec, release or ReleaseFacts()
 
     def names(self, logits: Tensor) -> list[str]:

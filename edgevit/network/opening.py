@@ -33,7 +33,6 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.model import BaseFacts
 from edgevit.records.release import (
     CONFIG,
-    PREPROCESSING_KEYS,
     PROCESSOR,
     ReleaseFacts,
     is_release,
@@ -120,16 +119,15 @@ def _open(
         # It is its own base now.
         sha256 = tensors_sha256(model.state_dict())
         embed = model.geometry.embed
-        if isinstance(model.module, Pyramid) and (given := overrides.keys() & {*PREPROCESSING_KEYS}):
-            raise OptionError(
-                f"a detector prepares images by its own transform; leave --{min(given).replace('_', '-')} out"
-            )
+        own = model.module.own_preprocessing if isinstance(model.module, Pyramid) else ()
+        if given := overrides.keys() & {*own}:
+            how = "prepares images by its own transform" if len(own) > 1 else "is given whole pictures"
+            raise OptionError(f"a detector {how}; leave --{min(given).replace('_', '-')} out")
         facts = BaseFacts(sha256, spec.blocks, spec.macs, spec.params, spec.outputs, embed)
         if spec.narrowed_rest is not None:
             spec = replace(spec, narrowed_rest=replace(spec.narrowed_rest, base_macs=spec.narrowed_rest.macs))
         spec = replace(spec, preprocessing={**spec.preprocessing, **overrides}, base=facts)
-        origin = dict.fromkeys(PREPROCESSING_KEYS, "detector") if isinstance(model.module, Pyramid) else {}
-        return Model(model, spec, ReleaseFacts(origin=origin))
+        return Model(model, spec, ReleaseFacts(origin=dict.fromkeys(own, "detector")))
     name, args, entry = str(base), dict(model_args or {}), None
     if (of_torchvision := torchvision_network(name)) is not None:
         progress.note(f"{name}, of torchvision, is timm's {of_torchvision[0]}")

@@ -269,7 +269,7 @@ def learnt_objects(network: Network, task: Task) -> LearntObjects:
 
     Raises:
         OptionError: they have none, or pycocotools is not installed.
-        UnsupportedModelError: its labels are not those of the data.
+        UnsupportedModelError: its labels are not those of the data, or it has no losses.
         DataError: there is no object in a part, or one has no mask, and the detector learns masks.
     """
     data, source = task.arguments["data"], task.train.source
@@ -285,6 +285,7 @@ def learnt_objects(network: Network, task: Task) -> LearntObjects:
     for images in (task.train, task.validation):
         check_objects(network, images, chosen, Silent())
     categories = label_categories(network.module.detector, [*source.categories])
+    network.module.check_losses(network.input_size, max(categories))
     objects = LearntObjects({c: label for label, c in categories.items() if c in chosen}, network.module.has_masks)
     for reference in task.train.references if objects.masks else ():
         if any(entry.mask is None for entry in objects.of(source, reference)):

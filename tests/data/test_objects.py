@@ -16,7 +16,7 @@ from edgevit.data.sources.coco import CocoImages, CocoObject
 from edgevit.data.task import evaluation_transform
 from edgevit.errors import DataError
 
-PLAIN = {"input_size": (3, 60, 80), "mean": (0.0,) * 3, "std": (1.0,) * 3}
+PLAIN = {"input_size": (3, 60, 80), "interpolation": "bilinear", "mean": (0.0,) * 3, "std": (1.0,) * 3}
 
 
 def source_of(root: Path) -> CocoImages:
@@ -61,6 +61,19 @@ def test_images_of_a_detector_of_several_sizes_are_prepared_as_without_objects(t
     expected = torch.stack([evaluation_transform(wide)(source.read(reference)) for reference in references])
     torch.testing.assert_close(images, expected, rtol=0, atol=0.5001 / 255)
     torch.testing.assert_close(target["boxes"], 0.6 * torch.tensor([[10.0, 20, 26, 36], [50, 5, 80, 35]]))
+
+
+def test_squashed_images_are_prepared_as_without_objects(tmp_path: Path) -> None:
+    source = source_of(tmp_path)
+    references = source.references("train", "data")
+    for how in ("bilinear", "bicubic"):
+        small = {**PLAIN, "interpolation": how, "input_size": (3, 48, 48), "crop_mode": "squash", "crop_pct": 1.0}
+        ((images, (target, _)),) = LearntObjects({1: 1, 3: 3}, masks=False).batches(
+            source, references, small, [[(0, 0), (1, 0)]], "none", 0
+        )
+        expected = torch.stack([evaluation_transform(small)(source.read(reference)) for reference in references])
+        torch.testing.assert_close(images, expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(target["boxes"], torch.tensor([[6.0, 16, 15.6, 28.8], [30, 4, 48, 28]]))
 
 
 def test_the_same_seeds_give_the_same_objects(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import edgevit
 from edgevit.errors import EdgeVitError
-from edgevit.network.detector import Pyramid, is_detections
+from edgevit.network.detector import Pyramid
 from edgevit.network.folder import save
 from edgevit.network.model import Model, derived_spec
 from edgevit.network.opening import open_network
+from edgevit.network.plain_detector import is_detections
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -185,7 +186,7 @@ def test_the_rest_of_a_detector_reads_levels_of_elsewhere(file: Path) -> None:
         ),
         ("resnet", "a FasterRCNN must contain one network of bert, swin, vit .* and has none"),
         ("hooked", "reads maps by hooks, which copies do not have; make it with feature_cls='getter'"),
-        ("Alone", "gives boxes, and has no backbone and transform of these names"),
+        ("renamed", "has a transform as torchvision's detectors, and no backbone; build it as they are"),
     ],
 )
 def test_a_detector_that_cannot_be_cut_is_one_line(file: Path, function: str, message: str) -> None:

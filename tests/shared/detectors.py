@@ -23,6 +23,7 @@ from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.ops import FeaturePyramidNetwork
 
 SIZE = 64
+CLASSES = 4
 
 
 class ViTPyramid(nn.Module):
@@ -149,6 +150,12 @@ def resnet():
     return detector(FasterRCNN, resnet_fpn_backbone(backbone_name="resnet18", weights=None), levels=5)
 
 
+def renamed():
+    made = build()
+    made.features = made._modules.pop("backbone")
+    return made
+
+
 class Alone(nn.Module):
     def __init__(self):
         super().__init__()
@@ -158,6 +165,118 @@ class Alone(nn.Module):
         self.body(torch.stack([*images]))
         empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0), "scores": torch.zeros(0)}
         return [empty for _ in images]
+
+
+class Queries(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(12, width))
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.box, self.label = nn.Linear(width, 4), nn.Linear(width, CLASSES)
+
+    def forward(self, tokens):
+        x, _ = self.attention(self.queries.expand(len(tokens), -1, -1), tokens, tokens)
+        centre, size = self.box(4 * x).sigmoid().split(2, -1)
+        return torch.cat([centre - size / 2, centre + size / 2], -1) * SIZE, self.label(x)
+
+    def found(self, tokens):
+        boxes, logits = self(tokens)
+        scores, labels = logits.softmax(-1)[..., 1:].max(-1)
+        return [dict(zip(("boxes", "labels", "scores"), each)) for each in zip(boxes, labels + 1, scores)]
+
+
+class Detr(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = timm.create_model(
+            "vit_tiny_patch16_224", img_size=SIZE, patch_size=16, depth=2, embed_dim=32, num_heads=2, num_classes=0,
+            global_pool="", class_token=False,
+        )
+        for name, weights in self.body.named_parameters():
+            if name.endswith(("attn.proj.weight", "mlp.fc2.weight")):
+                nn.init.normal_(weights, std=0.3)
+        self.rest = Queries()
+
+    def forward(self, images):
+        return self.rest.found(self.body(images))
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = FeaturesPyramid()
+        self.backbone.fpn = nn.Identity()
+        self.ends = nn.ModuleList(nn.Conv2d(width, 16, 1) for width in (16, 32, 64))
+
+    def forward(self, images):
+        maps = self.backbone(images).values()
+        return torch.cat([end(x).flatten(2).transpose(1, 2) for end, x in zip(self.ends, maps)], 1)
+
+
+class LearningDetr(nn.Module):
+    # Takes a list of images, gives losses, too, and reads several maps.
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.model, self.rest = Encoder(), Queries(16)
+
+    def forward(self, images, targets=None):
+        if not isinstance(images, list):
+            raise TypeError("expected a list of images")
+        tokens = self.model(torch.stack(images))
+        if targets is None:
+            return self.rest.found(tokens)
+        boxes, logits = self.rest(tokens)
+        losses = {"loss_box": 0 * boxes.sum(), "loss_label": 0 * logits.sum()}
+        for i, target in enumerate(targets):
+            for j, (box, label) in enumerate(zip(target["boxes"][:12], target["labels"])):
+                losses["loss_box"] += (boxes[i, j] - box).abs().mean() / SIZE
+                losses["loss_label"] += nn.functional.cross_entropy(logits[i, j], label)
+        return losses
+
+
+class Tupled(Detr):
+    # Its ViT is in a part of another name, which gives a tuple of a map and tokens.
+
+    def __init__(self):
+        super().__init__()
+        self.eyes = Eyes(self._modules.pop("body"))
+
+    def forward(self, images):
+        maps, tokens = self.eyes(images)
+        return self.rest.found(torch.cat([maps.flatten(2).transpose(1, 2), tokens], 1))
+
+
+class Eyes(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, images):
+        tokens = self.body(images)
+        return tokens.transpose(1, 2).unflatten(2, (4, 4)), tokens
+
+
+class Twice(Tupled):
+    def forward(self, images):
+        return self.rest.found(self.eyes.body.forward_features(images) + self.eyes(images)[1])
+
+
+class Scaled(Detr):
+    def forward(self, images):
+        return self.rest.found(self.body(2 * images))
+
+
+class Stages(Detr):
+    def forward(self, images):
+        return self.rest.found(self.body.forward_features(images))
+
+
+class Relative(Detr):
+    def forward(self, images):
+        return [{**found, "boxes": found["boxes"] / SIZE} for found in super().forward(images)]
 """
 
 

@@ -30,6 +30,7 @@ from edgevit.network.folder import save
 from edgevit.network.model import Headless, Model, tensors_sha256
 from edgevit.network.network import Network
 from edgevit.network.output import Levels
+from edgevit.network.plain_detector import PlainDetector
 from edgevit.progress import Progress
 from edgevit.records.derivation import FittedHead
 from edgevit.records.model import Head, ModelSpec, TargetClass
@@ -160,7 +161,13 @@ def open_without_labels(base: Model | Headless, request: Deriving, progress: Pro
     if isinstance(base.output, Levels):
         size = " x ".join(map(str, base.input_size[1:]))
         assert isinstance(base.module, Pyramid)
-        if isinstance(base.module.detector.transform, Letterbox):
+        detector = base.module.detector
+        if isinstance(detector, PlainDetector):
+            progress.note(
+                f"the levels of this {type(detector.module).__name__} are what its {detector.place} gives; pictures "
+                f"are squashed to {size}, and boxes are judged in the pixels of the picture"
+            )
+        if isinstance(detector.transform, Letterbox):
             progress.note(
                 f"the detector takes images of several sizes, and its network of {size}: each is scaled to fit into it "
                 "and padded; padding counts little, and boxes are judged in the pixels of the image"

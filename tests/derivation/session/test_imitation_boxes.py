@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from detectors import write_detectors
+from detectors import annotate_by, write_detectors
 from letterboxed import content_of, letterboxed
+from recorded_progress import RecordedProgress
 from typer.testing import CliRunner
 
 import edgevit
@@ -38,7 +39,7 @@ OPTIONS = {"calibration_images": 24, "sensitivity_images": 12, "measured_images"
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mine")
     text = write_detectors(folder).read_text().replace("kind(backbone, 4,", "kind(backbone, 7,")  # of six shapes
-    (folder / "my_detector.py").write_text(text)
+    (folder / "my_detector.py").write_text(text.replace("CLASSES = 4", "CLASSES = 7"))
     return folder / "my_detector.py"
 
 
@@ -182,6 +183,53 @@ def test_distillation_brings_the_pyramid_nearer(file: Path, data: Path, tmp_path
     closed = derive(f"{file}:build", data, tmp_path / "closed", rate=0.45).record
     trained = derive(f"{file}:build", data, tmp_path / "trained", rate=0.45, training=training).record
     assert trained.facts.kept_step > 0 and trained.boxes.error < 0.9 * closed.boxes.error
+
+
+def test_a_detector_that_is_not_torchvisions_is_cut_and_judged(tmp_path: Path) -> None:
+    name, data, notes = f"{write_detectors(tmp_path)}:Detr", tmp_path / "coco", RecordedProgress()
+    base: Any = open_network(name, preprocessing={"mean": (0.4,) * 3})
+    scenes.render(data, train=24, val=8, size=48)
+    annotate_by(base.module.detector, data)
+    made = derive(name, data, tmp_path / "model", rate=0.3, mean=(0.4,) * 3, progress=notes)
+    spec, record = made.model.spec, made.record.boxes
+    assert spec.macs <= 0.71 * spec.base.macs and 0 < record.error < 0.2 and spec.rest is None
+    assert record.base.objects == 96 and record.base.boxes.ap > 0.99 > record.derived.boxes.ap > 0.2
+    assert edgevit.evaluate(made.folder, data).detections == record.derived
+    assert any("the levels of this Detr are what its body gives; pictures are squashed" in note for note in notes.notes)
+    alone = Training(**TRAINED, teacher="none")
+    for options, message in (
+        ({"training": alone}, "needs a detector's own losses, and this Detr,"),
+        ({"rest_rate": 0.5}, "--rest-rate 0.5: the parts of this detector are not torchvision's"),
+    ):
+        with pytest.raises(EdgeVitError, match=message) as caught:
+            derive(name, data, tmp_path / "none", **options)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", ["Detr", "LearningDetr", "Tupled"])
+def test_such_a_detector_is_written_as_files(tmp_path: Path, function: str) -> None:
+    name = f"{write_detectors(tmp_path)}:{function}"
+    base: Any = open_network(name)
+    scenes.render(tmp_path / "coco", train=12, val=6, size=48)
+    annotate_by(base.module.detector, tmp_path / "coco")
+    derived = derive(name, tmp_path / "coco", tmp_path / "model", rate=0.3).record.boxes.derived
+    report = edgevit.export(tmp_path / "model", data=tmp_path / "coco", whole=True, fp16=False)
+    levels = base.module.levels(torch.rand(1, 3, 64, 64))
+    assert [(t.name, *t.shape) for t in report.outputs] == [(n, "batch", *x.shape[1:]) for n, x in levels.items()]
+    assert report.parity["fp32"].error < 1e-5
+    assert report.whole is not None and report.whole.same == report.whole.boxes > 6
+    assert report.whole.onnx == pytest.approx(derived.boxes.ap, abs=0.01) and derived.boxes.ap > 0.1
+    of_file = edgevit.evaluate(tmp_path / "model" / "export" / "model.fp32.onnx", tmp_path / "coco").detections
+    assert of_file is not None and of_file.boxes.ap == pytest.approx(derived.boxes.ap, abs=0.01)
+
+
+@pytest.mark.slow
+def test_such_a_detector_learns_from_losses_of_its_own(file: Path, data: Path, tmp_path: Path) -> None:
+    training = Training(**{**TRAINED, "teacher": "none", "augment": "flip"})
+    derive(f"{file}:LearningDetr", data, tmp_path / "model", training=training)
+    last = {line.stage: line.more for line in ModelFolder(tmp_path / "model").history()}["distil"]
+    assert last["loss_task"] > 0 and 0 <= last["accuracy_trained"] <= 1
 
 
 def test_images_without_annotations_are_enough(file: Path, data: Path, tmp_path: Path) -> None:
