@@ -232,6 +232,8 @@ def _changed(default: Any, changes: Given) -> Any:
 
 def _from_text(text: str, read: Callable[[Any, Given], Any] | None, hint: Any, keywords: Given) -> Any:
     """The value of a field that was given as text: as it would be typed, unless the field may be a text itself."""
+    if get_origin(hint) is tuple and read is not None:  # several, as they are typed
+        return read(text, keywords)
     kinds = (hint, *get_args(hint))
     if str in kinds:
         return text

@@ -106,7 +106,7 @@ def backbone(digits_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_probes_tell_what_a_backbone_knows_in_torch_and_in_its_file(backbone: Path) -> None:
-    result = edgevit.evaluate(backbone, data="digits", probe=("knn", "linear"), device="cpu")
+    result = edgevit.evaluate(backbone, data="digits", probe="knn, linear", device="cpu")
     assert result.probes is not None and min(result.probes.values()) > 0.6 and result.top1 is None
     files = edgevit.export(backbone, data="digits", fp16=False, max_images=20)
     of_file = edgevit.evaluate(files.folder / "model.fp32.onnx", data="digits", probe=("knn",), device="cpu")
