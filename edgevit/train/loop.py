@@ -234,9 +234,9 @@ class _Run:
         return share * highest
 
     def warn_if_in_vain(self, done: int) -> None:
-        """Say halfway that no state was better than the one before the first step, as the rest takes as long."""
+        """Say halfway through a long training that no state was better than the one before the first step."""
         best = self.validation.best
-        halfway = done - self.every < self.steps / 2 <= done < self.steps
+        halfway = done - self.every < self.steps / 2 <= done < self.steps and self.steps >= MANY * TRIAL_STEPS
         if halfway and self.validation.keep == "best" and best.score is not None and not best.step:
             self.validation.passes.progress.warn(
                 f"{self.stage}: after {done} of {self.steps} steps no state is better than the one before them; the "

@@ -26,8 +26,7 @@ def test_a_record_becomes_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     row["likeness"] = {"drawings": 0.97, "clothes": 0.95}
     row["tasks"] = {"drawings": MODEL, "clothes": BASE}
     trained = {**row, "steps": 200, "tasks": {"drawings": BASE, "clothes": BASE}}
-    other = {**row, "seed": 43, "tasks": {"drawings": BASE, "clothes": BASE}}
-    rows = {"a": trained, "b": row, "c": other}
+    rows = {"a": trained, "b": row, "c": {**row, "seed": 43}}
     record = {
         "schema": 2,
         "base": dict.fromkeys(("drawings", "clothes"), BASE),
@@ -43,7 +42,7 @@ def test_a_record_becomes_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     shown = " ".join(backbone.section().split())
     assert "65.0 % with k-NN and 75.0 % with a linear probe of 400 test images" in shown and "199 drawings" in shown
     none, cosines = "0.0 (0.0)", "0.970 | 0.950"
-    lines = [f"| 0.5 | forge | 1.2 (2.5) | 3.7 (2.5) | {none} | {none} | 1.2 (0.0 to 2.5) | {cosines} | 2 |"]
+    lines = [f"| 0.5 | forge | 2.5 (5.0) | 7.5 (5.0) | {none} | {none} | 2.5 (2.5 to 2.5) | {cosines} | 2 |"]
     lines.append(f"| 0.5 | forge, 200 steps of views | {none} | {none} | {none} | {none} | 0.0 | {cosines} | 1 |")
     assert " ".join(lines) in shown
     assert "alternately with the base (38 ms at batch 1 and 226 ms at batch 8)" in shown
