@@ -560,8 +560,8 @@ def with_labels(task: Task) -> Task:
         labelled[part] = replace(split, labels=tuple(label_of[reference] for reference in split.references))
         if lacking := [name for i, name in enumerate(source.class_names) if i not in labelled[part].labels]:
             raise DataError(
-                f"the {part} part of {data}, split without labels, has no image of class {lacking[0]!r}; add some, or "
-                "give train/, val/ and test/"
+                f"the {part} part of {data}, split without labels, has no image of class {lacking[0]!r}; add some, "
+                "give a larger --validation-fraction, or give train/, val/ and test/"
             )
     classes = tuple(TargetClass(name, i) for i, name in enumerate(source.class_names))
     return replace(task, classes=classes, **labelled)

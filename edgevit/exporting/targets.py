@@ -173,11 +173,16 @@ def score_maps(output: Map, maps: Tensor, targets: Tensor) -> tuple[Tensor, Tens
         DataError: they differ in size.
     """
     channels = maps.shape[1]
-    if maps.shape[-2:] != targets.shape[-2:] or (channels > 1 and output.kind != "classes"):
-        shape, expected = (" x ".join(map(str, sizes)) for sizes in (maps.shape[1:], targets.shape[1:]))
+    shape, expected = (" x ".join(map(str, sizes)) for sizes in (maps.shape[1:], targets.shape[1:]))
+    if maps.shape[-2:] != targets.shape[-2:]:
         raise DataError(
-            f"the map of an image is {shape}, and its target {expected}; end the head with an interpolation to the "
-            "size of the image, and with one channel"
+            f"the map of an image is {shape}, and its target {expected}; give targets of that size, or end the head "
+            "with an interpolation to the size of the image"
+        )
+    if channels > 1 and output.kind != "classes":
+        raise DataError(
+            f"the map of an image is {shape}, and its target {expected}; give a map of one channel, or if its channels "
+            "are logits of classes derive or import it with --output map:classes"
         )
     if output.kind == "classes":
         judged = (targets >= 0) & (targets < channels)

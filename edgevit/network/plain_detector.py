@@ -137,7 +137,8 @@ def adapted(module: nn.Module, network: str, input_size: Sequence[int]) -> Plain
     raise UnsupportedModelError(
         f"this {type(module).__name__} gives boxes, and none of {', '.join(places)} in it is called once, with the "
         "images alone, and gives features of them ([B, C, H, W] or [B, N, D]; one, a list or a dict) that are all the "
-        "rest reads of it; make what computes these one module, its backbone"
+        "rest reads of it; make what computes these one module, its backbone, and call that, not a method of it such "
+        "as forward_features"
     )
 
 

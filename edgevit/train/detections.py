@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torchvision.transforms.functional import to_tensor
 from edgevit.data.objects import LearntObjects, Targets
 from edgevit.data.sources.coco import CocoImages, CocoObject
 from edgevit.data.task import Split, Task
-from edgevit.errors import DataError, OptionError, UnsupportedModelError
+from edgevit.errors import DataError, ModelError, OptionError, UnsupportedModelError
 from edgevit.network.detector import Pyramid
 from edgevit.network.network import Network
 from edgevit.progress import Progress, Silent
@@ -209,7 +210,8 @@ def find_objects(
         detect: gives boxes, labels and scores of pictures [3, H, W], as the detector does; None: the detector itself.
 
     Raises:
-        as `check_objects`.
+        ModelError: a box or a score is not finite.
+        others as `check_objects`.
     """
     progress = progress or Silent()
     check_objects(network, images, categories, progress)
@@ -218,15 +220,27 @@ def find_objects(
     assert isinstance(network.module, Pyramid) and isinstance(images.source, CocoImages)
     device = next(network.parameters()).device
     category_of = label_categories(network.module.detector.eval(), [*images.source.categories])
-    listed, annotated, answers = _Entries(), _Entries(), _Entries()
+    listed, annotated, answers, strange = _Entries(), _Entries(), _Entries(), Counter[int]()
     with progress.stage("find objects", len(images), "image") as stage:
         for start in range(0, len(images), at_once):
             positions = range(start, min(start + at_once, len(images)))
             for i, of_image, (height, width) in _detections(network.module, images, positions, levels, detect, device):
                 listed.append({"id": i, "width": width, "height": height})
                 annotated += _annotated(images.source.objects(images.references[i]), i)
+                if not all(bool(of_image[name].isfinite().all()) for name in ("boxes", "scores")):
+                    raise ModelError(
+                        f"the detector gives boxes or scores of {images.references[i]} that are not finite; check "
+                        "its weights, and the preprocessing"
+                    )
                 answers += _answers(of_image, i, category_of)
+                strange.update(label for label in of_image["labels"].tolist() if label not in category_of)
                 stage.update(i + 1)
+    if strange and not answers:  # a detector of more categories than the data has finds others, too
+        shown = f"{min(strange)} to {max(strange)}" if len(strange) > 1 else f"{min(strange)}"
+        progress.warn(
+            f"all {strange.total()} boxes have labels ({shown}) that are no category, and count as none: the data has "
+            f"{min(category_of)} to {max(category_of)}"
+        )
     annotated = [entry for entry in annotated if entry["category_id"] in categories]
     for number, entry in enumerate([*annotated, *answers], 1):  # COCO's rules take 0 for no object
         entry["id"] = number

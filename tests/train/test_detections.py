@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from detectors import square, write_annotations
+from recorded_progress import RecordedProgress
 from torch import nn
 
 from edgevit.data.sources.coco import CocoImages
 from edgevit.data.task import Split
-from edgevit.errors import DataError, OptionError, UnsupportedModelError
+from edgevit.errors import DataError, ModelError, OptionError, UnsupportedModelError
 from edgevit.network.detector import Pyramid
 from edgevit.progress import Silent
 from edgevit.train.detections import Findings, check_objects, find_objects, label_categories
@@ -47,12 +48,14 @@ class Answering(nn.Module):
         return detections
 
 
-def judged(root: Path, detector: nn.Module, chosen: dict[int, str] | None = None) -> Findings:
+def judged(
+    root: Path, detector: nn.Module, chosen: dict[int, str] | None = None, progress: Silent | None = None
+) -> Findings:
     source = CocoImages(root)
     references = tuple(source.references("train", root.name))
     split = Split(source, references, (-1,) * len(references), {})
     network: Any = SimpleNamespace(module=Pyramid(detector), parameters=detector.parameters)
-    return find_objects(network, split, chosen or source.categories)
+    return find_objects(network, split, chosen or source.categories, progress=progress)
 
 
 @pytest.fixture
@@ -75,6 +78,23 @@ def test_right_boxes_and_masks_have_full_precision(root: Path) -> None:
         "blue": None,
     }
     assert record.boxes.ap == record.boxes.ap50 == 1
+
+
+def test_boxes_that_are_no_numbers_are_refused(root: Path) -> None:
+    answers = [[(1, 10, 10, 20, 0.9)], [(1, 5, 5, 20, float("nan"))], [], []]
+    with pytest.raises(ModelError, match=r"gives boxes or scores of .*1.* that are not finite; check its weights"):
+        judged(root, Answering(answers))
+
+
+def test_labels_of_which_none_is_a_category_are_named(root: Path) -> None:
+    progress = RecordedProgress()
+    answers = [[(77, 10, 10, 20, 0.9)], [(78, 5, 5, 20, 0.5)], [], []]
+    assert judged(root, Answering(answers), progress=progress).record().boxes.ap == 0
+    assert progress.warnings == [
+        "all 2 boxes have labels (77 to 78) that are no category, and count as none: the data has 1 to 3"
+    ]
+    judged(root, Answering([*RIGHT[:2], [(77, 0, 0, 5, 0.5)], []]), progress=progress)
+    assert len(progress.warnings) == 1, "a detector may find more than the data has"
 
 
 def test_precision_falls_with_what_is_missed_misplaced_and_wrong(root: Path) -> None:
