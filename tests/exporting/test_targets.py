@@ -117,8 +117,12 @@ def test_what_does_not_fit_is_one_line(data: Path) -> None:
     assert targets is not None
     with pytest.raises(DataError, match=r"001.png is 16 x 8, and its image 32 x 32; resize it"):
         read_targets(targets, Map("foreground"), range(2))
-    with pytest.raises(DataError, match="the map of an image is 1 x 8 x 8, and its target 16 x 16; end the head"):
+    with pytest.raises(DataError, match="the map of an image is 1 x 8 x 8, and its target 16 x 16; give targets"):
         score_maps(Map("values"), torch.zeros(1, 1, 8, 8), torch.zeros(1, 16, 16))
+    with pytest.raises(
+        DataError, match=r"3 x 16 x 16, and its target 16 x 16; .* derive or import it with --output map:c"
+    ):
+        score_maps(Map("values"), torch.zeros(1, 3, 16, 16), torch.zeros(1, 16, 16))
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(place / "001.png")
     with pytest.raises(DataError, match=r"has the shape \[32, 32, 3\], expected one number per pixel"):
         read_targets(targets, Map("foreground"), range(2))
