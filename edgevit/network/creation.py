@@ -20,6 +20,7 @@ from edgevit.network.arguments import check_arguments
 from edgevit.network.copies import shape_copy
 from edgevit.network.families import family_like, family_names, load_family
 from edgevit.network.network import Network
+from edgevit.network.torchvision_weights import TORCHVISION_NAMES
 from edgevit.network.weights import FOREIGN, first_line
 
 # Most pixels of an image, and most parameters, of a network that runs fast.
@@ -28,11 +29,11 @@ _HUB_S = 5  # timeout of the hub
 
 
 def check_timm_name(name: str) -> None:
-    """Raise UnknownNameError if timm has no such model."""
+    """Raise UnknownNameError if timm has no such model; torchvision's names are suggested, too."""
     for family in family_names():
         load_family(family)  # which may add networks to timm's
     if not timm.is_model(name):
-        raise UnknownNameError("timm model or model folder", name, timm.list_models())
+        raise UnknownNameError("timm model or model folder", name, [*timm.list_models(), *TORCHVISION_NAMES])
 
 
 def create_timm_network(

@@ -15,7 +15,7 @@ from edgevit.errors import CheckpointError, UnknownNameError
 from edgevit.network.weights import first_line
 from edgevit.records.model import PreprocessingFields
 
-_NAMES = {
+TORCHVISION_NAMES = {
     "vit_b_16": "vit_base_patch16_224", "vit_b_32": "vit_base_patch32_224", "vit_l_16": "vit_large_patch16_224",
     "vit_l_32": "vit_large_patch32_224", "vit_h_14": "vit_huge_patch14_224",
     "swin_t": "swin_tiny_patch4_window7_224", "swin_s": "swin_small_patch4_window7_224",
@@ -34,17 +34,17 @@ def torchvision_network(name: str) -> tuple[str, type[WeightsEnum], WeightsEnum 
     """
     network, _, entry = name.partition(".")
     network = network.lower().removesuffix("_weights")
-    if network not in _NAMES:
+    if network not in TORCHVISION_NAMES:
         return None
     weights = get_model_weights(network)
     if entry and entry not in weights.__members__:
         raise UnknownNameError("weights", entry, weights.__members__, owner=f"torchvision's {network}")
-    return _NAMES[network], weights, weights[entry] if entry else None
+    return TORCHVISION_NAMES[network], weights, weights[entry] if entry else None
 
 
 def weights_in(file: Path) -> WeightsEnum | None:
     """torchvision's weights whose file has this name; None: it has none."""
-    every = (weights for network in _NAMES for weights in get_model_weights(network))
+    every = (weights for network in TORCHVISION_NAMES for weights in get_model_weights(network))
     return next((weights for weights in every if _file_name(weights) == file.name), None)
 
 

@@ -22,6 +22,8 @@ from edgevit.network.opening import open_base
 def test_a_name_that_timm_does_not_know_is_corrected() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'deit_base_patch16_224'"):
         open_base("deit_base_patch16_244", pretrained=True)
+    with pytest.raises(UnknownNameError, match="did you mean 'vit_b_16'"):
+        open_base("vit_b_61", pretrained=True)
     with pytest.raises(CheckpointError, match="give --checkpoint FILE, or --pretrained"):
         open_base(NAME)
     with pytest.raises(OptionError, match="exclude each other"):

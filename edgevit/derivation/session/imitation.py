@@ -77,11 +77,11 @@ def check_enough_images(model: Model, task: Task, progress: Progress) -> None:
     Raises:
         DataError: there are fewer than 10.
     """
-    noun, images = model.output.noun, len(task.train)
+    noun, images, held_out = model.output.noun, len(task.train), len(task.validation) + len(task.test)
     if images < _FEWEST_IMAGES:
         raise DataError(
             f"{images} training image{'s' * (images != 1)} cannot show what the base's {noun} are like, "
-            f"{_FEWEST_IMAGES} or more can: add some to {task.arguments['data']}"
+            f"{_FEWEST_IMAGES} or more can ({held_out} other{'s' * (held_out != 1)} are held out): give more"
         )
     features = model.spec.outputs if model.output.kind == "features" and model.spec.tokens is None else 0
     enough = max(stable_images(model), features)
