@@ -227,7 +227,6 @@ def _sizes(config: _Content) -> Mapping[str, tuple[str, Any]]:
         else:
             stated.append(("pretrained_cfg.input_size", "img_size", inner.get("input_size")))
         stated += [(f"model_args.{key}", key, args.get(key)) for key in ("depth", "embed_dim")]
-        stated.append(("num_features", "embed_dim", None if "depths" in args else config.get("num_features")))
     else:
         stated = []
     return {key: (argument, value) for key, argument, value in stated if _is_size(value)}

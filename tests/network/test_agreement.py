@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from family_examples import SWIN
 from foreign_names import hugging_face, hugging_face_swin
 from safetensors.torch import save_file
 from small_base import ARGS, NAME, outputs
 from small_models import SWIN_ARGS
+from timm.models import save_for_hf
 
 from edgevit.errors import CheckpointError
 from edgevit.network.model import Headless
@@ -55,7 +57,6 @@ def refused(folder: Path) -> str:
     [
         ({**TIMM, "num_classes": 7}, f"num_classes is 7, in the weights 10; {AS_THEY_ARE} --model-arg num_classes=10"),
         ({**TIMM, "model_args": {**ARGS, "depth": 6}}, "model_args.depth is 6, in the weights 2;"),
-        ({**TIMM, "num_features": 384}, "num_features is 384, in the weights 64;"),
         ({**TIMM, "model_args": {**ARGS, "img_size": 64}}, "model_args.img_size is 64, in the weights 32;"),
         (
             {**TIMM, "model_args": {}, "pretrained_cfg": {"input_size": [3, 64, 64]}},
@@ -152,6 +153,17 @@ def test_folders_that_fit_are_opened_as_they_are(small_vit: Any, tmp_path: Path)
     assert isinstance(headless, Headless)
     larger = open_base(tmp_path / "2", model_args={"img_size": 48})
     assert larger.input_size == (3, 48, 48), "position embeddings are resampled where that is asked for"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "vit_tiny_patch16_224"])
+def test_a_folder_as_timm_writes_it_is_opened(name: str, tmp_path: Path) -> None:
+    network = timm.create_model(name)
+    save_for_hf(network, tmp_path / "m")
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["num_features"] == network.num_features
+    torch.testing.assert_close(
+        outputs(open_base(tmp_path / "m"), 224), outputs(network.eval(), 224), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_a_name_that_is_typed_takes_precedence_over_that_of_the_folder(small_vit: Any, tmp_path: Path) -> None:

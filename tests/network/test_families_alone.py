@@ -49,7 +49,6 @@ ELSEWHERE = {
         for name in ("embed_dim", "global_pool", "img_size", "in_chans", "num_classes", "num_heads", "patch_size")
     },
     ("records/release.py", "pretrained_cfg"): "what a publisher's config.json says beside the weights",
-    ("records/release.py", "num_features"): "likewise",
     ("network/from_module.py", "num_classes"): ARGUMENT,
     ("network/from_module.py", "num_heads"): ARGUMENT,
     ("network/from_module.py", "default_cfg"): "what each network of timm says of itself",
