@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from detectors import write_detectors
+from detectors import made, opened, write_detectors
 from small_models import encoders
 from torch.utils.flop_counter import FlopCounterMode
 
 import edgevit
 from edgevit.errors import EdgeVitError
-from edgevit.network.detector import Pyramid
 from edgevit.network.folder import save
 from edgevit.network.model import Model, derived_spec
 from edgevit.network.opening import open_network
@@ -29,18 +28,6 @@ IMAGES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_detectors(tmp_path_factory.mktemp("mine"))
-
-
-def made(file: Path, function: str) -> Any:
-    names: dict[str, Any] = {}
-    exec(file.read_text(), names)
-    return names[function]().eval()
-
-
-def opened(file: Path, function: str) -> Any:
-    network = open_network(f"{file}:{function}")
-    assert isinstance(network, Model) and isinstance(network.module, Pyramid)
-    return network
 
 
 @pytest.mark.parametrize("function", ["build", "masks", "retina", "fast", "getter", "listed", "named"])

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from detectors import write_detectors
+from detectors import made, opened, write_detectors
 from small_models import encoders
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
 import edgevit
 from edgevit.errors import EdgeVitError, UnsupportedModelError
-from edgevit.network.detector import Pyramid
 from edgevit.network.folder import save
 from edgevit.network.model import Model, derived_spec
 from edgevit.network.opening import open_network
@@ -29,18 +28,6 @@ PLACES = {"Detr": "body", "LearningDetr": "model.backbone", "Tupled": "eyes"}
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_detectors(tmp_path_factory.mktemp("mine"))
-
-
-def made(file: Path, function: str) -> Any:
-    names: dict[str, Any] = {}
-    exec(file.read_text(), names)
-    return names[function]().eval()
-
-
-def opened(file: Path, function: str, **options: Any) -> Any:
-    network = open_network(f"{file}:{function}", **options)
-    assert isinstance(network, Model) and isinstance(network.module, Pyramid)
-    return network
 
 
 def found_in(module: Any, images: Tensor) -> Any:

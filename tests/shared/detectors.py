@@ -11,6 +11,10 @@ import torch
 from PIL import Image
 from torchvision.transforms.functional import to_tensor
 
+from edgevit.network.detector import Pyramid
+from edgevit.network.model import Model
+from edgevit.network.opening import open_network
+
 DETECTORS = """
 from collections import OrderedDict
 
@@ -285,6 +289,20 @@ def write_detectors(folder: Path) -> Path:
     file = folder / "my_detector.py"
     file.write_text(DETECTORS)
     return file
+
+
+def made(file: Path, function: str) -> Any:
+    """The detector of a function or a class in the file, with its weights at random."""
+    names: dict[str, Any] = {}
+    exec(file.read_text(), names)
+    return names[function]().eval()
+
+
+def opened(file: Path, function: str, **options: Any) -> Any:
+    """The same, opened as a user's: up to its pyramid."""
+    network = open_network(f"{file}:{function}", **options)
+    assert isinstance(network, Model) and isinstance(network.module, Pyramid)
+    return network
 
 
 def square(image: int, category: int, left: int, top: int, side: int, **more: Any) -> dict[str, Any]:
