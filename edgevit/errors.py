@@ -30,6 +30,7 @@ EdgeVitError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -37,6 +38,8 @@ from edgevit.text import shortened
 
 LONGEST_NAME = 100  # characters of a name that messages show whole
 _LONGEST_OWNER = 300  # most characters of what has the names, which may be a path
+# Torch's messages when memory runs out.
+_ALLOCATION = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
 
 
 class EdgeVitError(Exception):
@@ -65,6 +68,13 @@ def _nearest(name: str, names: list[str]) -> list[str]:
         begins.setdefault(candidate[: len(name)], candidate)
     begun = [begins[prefix] for prefix in get_close_matches(name, begins, n=3, cutoff=0.75)]
     return list(dict.fromkeys([*begun, *get_close_matches(name, names, n=3, cutoff=0.5)]))[:3]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory has run out, of the machine or of a GPU."""
+    if isinstance(error, RuntimeError):
+        return type(error).__name__ == "OutOfMemoryError" or _ALLOCATION.search(str(error)) is not None
+    return isinstance(error, MemoryError)
 
 
 class OptionError(EdgeVitError):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from errno import ENAMETOOLONG
 from typing import Annotated, Any
@@ -35,7 +34,7 @@ from edgevit.cli.command import Command
 from edgevit.cli.config import UsageError
 from edgevit.cli.console import say
 from edgevit.cli.help import group_help
-from edgevit.errors import EdgeVitError, Interrupted
+from edgevit.errors import EdgeVitError, Interrupted, is_out_of_memory
 from edgevit.signals import sigterm_as_ctrl_c
 from edgevit.text import shortened
 from edgevit.version import written_by
@@ -68,8 +67,6 @@ class _Commands(TyperGroup):
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 
 _LONGEST_MESSAGE, _LONGEST_REASON = 4000, 200  # characters: names of files and classes may have any length
-# Torch's messages when memory runs out.
-_ALLOCATION = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
 _MORE_MEMORY = "make more memory available (`free -h`, `ulimit -v`)"
 STOPPED = 130  # what a shell expects of a program that Ctrl-C ended; SIGTERM ends with the same
 
@@ -129,7 +126,7 @@ def _run() -> int:
         say(f"error: out of memory{f': {reason}' if reason else ''}; {_MORE_MEMORY}")
         return 1
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError" and not _ALLOCATION.search(str(error)):
+        if not is_out_of_memory(error):
             raise
         reason = shortened(" ".join(str(error).split()), _LONGEST_REASON)
         say(f"error: out of memory: {reason}; give a smaller --batch-size or smaller images, or {_MORE_MEMORY}")

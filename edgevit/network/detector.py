@@ -21,7 +21,7 @@ from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.models.detection.ssd import SSD
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from edgevit.errors import UnsupportedModelError
+from edgevit.errors import UnsupportedModelError, is_out_of_memory
 from edgevit.network.padding import PictureAreas, picture_areas
 from edgevit.network.plain_detector import PlainDetector, Squash, levels_by_name
 from edgevit.network.weights import first_line
@@ -101,14 +101,10 @@ class Pyramid(nn.Module):
         mean, std = (torch.tensor(self.preprocessing[name]).to(images)[:, None, None] for name in ("mean", "std"))
         return self.detector([*(images * std + mean)], *targets)  # its transform normalises them again
 
-    def check_losses(self, input_size: Sequence[int], label: int) -> None:
-        """Check that a module of the user's has losses of objects with such a label, as torchvision's detectors do.
-
-        Raises:
-            UnsupportedModelError: it has none.
-        """
+    def loss_fault(self, input_size: Sequence[int], label: int) -> str | None:
+        """Why a module of the user's has no losses of objects with such a label; None: it has, as torchvision's do."""
         if not isinstance(self.detector, PlainDetector):
-            return
+            return None
         copied, noun = copy.deepcopy(self).train(), f"this {type(self.detector.module).__name__}"
         image = next(self.parameters()).new_zeros(1, *input_size)
         box = image.new_tensor([[0.0, 0.0, input_size[2] / 2, input_size[1] / 2]])
@@ -116,11 +112,13 @@ class Pyramid(nn.Module):
             _, losses = copied(image, [{"boxes": box, "labels": torch.tensor([label], device=image.device)}])
             torch.autograd.backward(torch.stack([*losses.values()]).sum())
         except Exception as error:  # the user's code may raise anything
-            raise UnsupportedModelError(
-                f"this derivation needs a detector's own losses, and {noun}, called in training mode with images and "
-                f"targets (label {label}), gives no dict of them ({first_line(error, 100)}); give it such, or imitate "
-                "the base alone by --method forge --teacher restricted --teacher-weight 1"
-            ) from error
+            if is_out_of_memory(error):
+                raise
+            return (
+                f"{noun}, called in training mode with images and targets (label {label}), gives no dict of them "
+                f"({first_line(error, 100)})"
+            )
+        return None
 
     def areas(self, images: Tensor) -> PictureAreas | None:
         """Where prepared images [B, C, H, W] are no padding; None: no image has any."""

@@ -278,8 +278,11 @@ def box_precision(network: Network, task: Task) -> float:
     return detections.record().boxes.ap
 
 
-def learnt_objects(network: Network, task: Task) -> LearntObjects:
+def learnt_objects(network: Network, task: Task, untrained: str | None = None) -> LearntObjects:
     """What a detector can learn from the annotations of a task's images.
+
+    Args:
+        untrained: says which part of it has no weights, so that it must learn; None: all of it has some.
 
     Raises:
         OptionError: they have none, or pycocotools is not installed.
@@ -287,10 +290,14 @@ def learnt_objects(network: Network, task: Task) -> LearntObjects:
         DataError: there is no object in a part, or one has no mask, and the detector learns masks.
     """
     data, source = task.arguments["data"], task.train.source
+    must = "" if untrained is None else f"{untrained}, so it is to be trained: "
+    otherwise = "imitate the base alone by --method forge --teacher restricted --teacher-weight 1"
+    if must:
+        otherwise = "give the weights of all"
     if not isinstance(source, CocoImages):
         raise OptionError(
-            f"this derivation learns from the objects in the images, and {data} has no instances.json; give annotated "
-            "images, or imitate the base alone by --method forge --teacher restricted --teacher-weight 1"
+            f"{must}this derivation learns from the objects in the images, and {data} has no instances.json; give "
+            f"annotated images, or {otherwise}"
         )
     if task.unlabelled is not None:
         raise OptionError("a detector that learns from objects takes no unlabelled images; leave --unlabelled out")
@@ -299,7 +306,10 @@ def learnt_objects(network: Network, task: Task) -> LearntObjects:
     for images in (task.train, task.validation):
         check_objects(network, images, chosen, Silent())
     categories = label_categories(network.module.detector, [*source.categories])
-    network.module.check_losses(network.input_size, max(categories))
+    if fault := network.module.loss_fault(network.input_size, max(categories)):
+        raise UnsupportedModelError(
+            f"{must}this derivation needs a detector's own losses, and {fault}; give it such, or {otherwise}"
+        )
     objects = LearntObjects({c: label for label, c in categories.items() if c in chosen}, network.module.has_masks)
     for reference in task.train.references if objects.masks else ():
         if any(entry.mask is None for entry in objects.of(source, reference)):

@@ -122,14 +122,25 @@ def test_its_rest_reads_levels_of_elsewhere(file: Path, function: str) -> None:
 def test_its_own_losses_are_read_where_it_has_some(file: Path) -> None:
     network, module = opened(file, "LearningDetr"), made(file, "LearningDetr").train()
     target = {"boxes": torch.tensor([[4.0, 8.0, 40.0, 50.0]]), "labels": torch.tensor([2])}
-    network.module.check_losses(network.input_size, 3)
+    assert network.module.loss_fault(network.input_size, 3) is None
     levels, losses = network.train()(IMAGES, [target, target])
     torch.testing.assert_close(losses, module([*IMAGES], [target, target]))
     torch.testing.assert_close(levels, network.eval()(IMAGES))
-    with pytest.raises(UnsupportedModelError, match=r"\(label 4\), gives no dict of them \(Target 4 is out of"):
-        network.module.check_losses(network.input_size, 4)
-    with pytest.raises(UnsupportedModelError, match=r"this Detr, .* gives no dict of them \(.*\); give it such, or"):
-        opened(file, "Detr").module.check_losses((3, 64, 64), 3)
+    assert "(label 4), gives no dict of them (Target 4 is out of" in network.module.loss_fault(network.input_size, 4)
+    assert opened(file, "Detr").module.loss_fault((3, 64, 64), 3).startswith("this Detr, called in training mode")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA is full")])
+def test_memory_that_runs_out_in_the_trial_of_its_losses_is_no_fault_of_it(
+    file: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    network = opened(file, "LearningDetr")
+    monkeypatch.setattr(type(network.module.detector.module), "forward", fail)
+    with pytest.raises(type(error)):
+        network.module.loss_fault(network.input_size, 3)
 
 
 @pytest.mark.parametrize(

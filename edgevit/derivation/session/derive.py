@@ -171,10 +171,13 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
     # A map is judged of whole images: learning those of small crops in other colours made it worse (docs/findings.md).
     augment: Augment = "views" if opened.network.output.kind == "features" else "crop"
     training = fill(training, gentle=method.gentle, imitates_base=imitates_base, teacher_weight=share, augment=augment)
-    if request.output == "boxes" and _reads_objects(request, method, config, training):
-        objects = learnt_objects(opened.network, opened.task)
+    builder = opened.base.spec.builder
+    untrained = builder.alone_text if builder is not None and builder.backbone_alone else None
+    if request.output == "boxes" and (untrained or _reads_objects(request, method, config, training)):
+        objects = learnt_objects(opened.network, opened.task, untrained)
         opened = replace(opened, task=replace(opened.task, objects=objects))
-    _refuse_random_rest(opened.base, request, training, base_training)
+    if untrained is not None:
+        _refuse_random_rest(untrained, request, training, base_training)
     if request.unlabelled is not None and not method.reads_unlabelled:
         refuse_untaught(training)
     return ResolvedDerivation(
@@ -189,7 +192,7 @@ def _reads_objects(request: DeriveRequest, method: Method[Any], config: Any, tra
     return method.reads_labels(config) or trains_base or alone
 
 
-def _refuse_random_rest(base: Model, request: DeriveRequest, training: Training, base_training: Training) -> None:
+def _refuse_random_rest(untrained: str, request: DeriveRequest, training: Training, base_training: Training) -> None:
     """Refuse a base with weights of its backbone alone, unless what follows that is trained by a detector's losses.
 
     The model would imitate its base as well as any other, and find nothing, as does the base.
@@ -197,16 +200,13 @@ def _refuse_random_rest(base: Model, request: DeriveRequest, training: Training,
     Raises:
         OptionError: nothing trains it.
     """
-    builder = base.spec.builder
-    if builder is None or not builder.backbone_alone:
-        return
     hint = "train it first"
-    if base.spec.output == "boxes":
+    if request.output == "boxes":
         learns = training.steps and (not training.has_teacher or training.teacher_weight != 1)
         if learns or (request.derive_from == "finetuned" and base_training.steps):
             return
         hint = "--derive-from finetuned, or --teacher none with --steps"
-    raise OptionError(f"{builder.alone_text}, and nothing trains it; give the weights of all, or {hint}")
+    raise OptionError(f"{untrained}, and nothing trains it; give the weights of all, or {hint}")
 
 
 def _rest_is_as_made(base: Network, derived: Network, builder: BuilderFacts) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from detectors import annotate_by, write_detectors
+from detectors import annotate_by, made, write_detectors
 from letterboxed import content_of, letterboxed
 from recorded_progress import RecordedProgress
 from typer.testing import CliRunner
@@ -21,7 +21,7 @@ from edgevit.cli.app import app
 from edgevit.data.sources.coco import CocoImages
 from edgevit.data.task import Split
 from edgevit.derivation.session.imitation import level_units
-from edgevit.errors import DataError, EdgeVitError, OptionError
+from edgevit.errors import DataError, EdgeVitError, OptionError, UnsupportedModelError
 from edgevit.network.network import Network
 from edgevit.network.opening import open_network
 from edgevit.network.output import Levels
@@ -345,6 +345,19 @@ def test_a_rest_without_weights_that_nothing_trains_is_refused(
     training = Training(**{**TRAINED, "teacher": "restricted"})
     with pytest.raises(OptionError, match=f"{ALONE}, and nothing trains it; give the weights of all, or --derive-from"):
         derive(f"{file}:getter", data, tmp_path / "model", checkpoint=of_backbone, training=training)
+
+
+@pytest.mark.parametrize("training", [{"teacher": "restricted"}, {"teacher": "none"}], ids=["imitates", "learns"])
+def test_one_without_losses_is_told_at_once_that_all_of_it_needs_weights(
+    file: Path, data: Path, tmp_path: Path, training: dict[str, Any]
+) -> None:
+    torch.save(made(file, "Detr").body.state_dict(), tmp_path / "body.pth")
+    asked = {"checkpoint": tmp_path / "body.pth", "training": Training(**{**TRAINED, **training})}
+    message = r"weights are of .*body alone; .*, so it is to be trained: .* needs a detector's own losses, and this Detr, "
+    with pytest.raises(UnsupportedModelError, match=rf"{message}.*; give it such, or give the weights of all$"):
+        derive(f"{file}:Detr", data, tmp_path / "model", **asked)
+    with pytest.raises(OptionError, match=r"has no instances\.json; give annotated images, or give the weights of all$"):
+        derive(f"{file}:Detr", data / "images", tmp_path / "model", **asked)
 
 
 def test_a_folder_of_the_base_says_that_its_rest_has_no_weights(
