@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 PROGRAM = ("-c", "import counted_jobs; counted_jobs.main()")
 VARIABLE = "COUNTED_JOBS"
+HELD = "HELD_JOB"  # variable with the name of a job that does not go on before its process is stopped
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ def carry_out(job: FleetJob, *rest: object) -> Any:
 
     _note_entries()
     _note(job.name, "begins")
+    while os.environ.get(HELD) == job.name:
+        time.sleep(0.05)
     result = stages.carry_out(job, *rest)
     if isinstance(result, Later):
         _note(job.name, "put off", result.reason)
