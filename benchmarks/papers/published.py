@@ -13,8 +13,9 @@ trained once for all of its sizes. The first sub-task has three seeds, the other
 sixteenth and a quarter of the length are added.
 
 The learning rate of each method is chosen on the validation part in runs of a quarter of the length: by the loss, or by
-top-1 where a method reports no loss. If the outermost rate is the best, the next one is tried, too. HEART drops only
-tokens and heads: it has no row at the highest rate, and its learning rate is chosen at the next one.
+top-1 where a method reports no loss. They have the highest rate that the method reaches on the base: a Swin's is below
+0.9 where all heads and blocks stay. If the outermost learning rate is the best, the next one is tried, too. HEART drops
+only tokens and heads, and has no row at the highest rate.
 
 "Better base": a copy of the base is trained on the labels for as long, and cut in place of the base if its loss on the
 validation part is lower (`--derive-from better`). Accuracy is on `val/`, which no derivation sees.
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from benchmarks.derivations import BATCH, SEEDS, SIZES, Case, Options, complete
+from benchmarks.derivations import BATCH, SEEDS, SIZES, Case, Options, complete, parted
 from benchmarks.markdown import (
     Row,
     baselines_table,
@@ -47,6 +48,13 @@ from benchmarks.papers.published_curve import PUBLISHED_RATE
 from benchmarks.papers.published_curve import text as curve_text
 from benchmarks.product.rivals import METHODS, TAUGHT
 from benchmarks.sources import add_source, record_file, refusals, select
+from edgevit.derivation.allocate.budget import make_budget
+from edgevit.derivation.allocate.policy import make_policy
+from edgevit.derivation.feasibility import Target
+from edgevit.derivation.method import find_method
+from edgevit.errors import BudgetError
+from edgevit.network.classifier import with_classes
+from edgevit.network.network import Network
 
 TASKS = {  # the first has every seed
     "rendered": (12, 6, 18),
@@ -100,7 +108,7 @@ class Way:
     supernet: bool = False
     schedule: str = "cosine"
     derive_from: str = "base"
-    rates: Sequence[float] = RATES  # the highest first, where its learning rate is chosen
+    rates: Sequence[float] = RATES  # the highest first
 
     def shape(self, rate: float) -> str:
         return self.shapes.get(rate, "fused")
@@ -141,20 +149,39 @@ def _case(base: str, kind: str, name: str, task: int, rate: float, seed: int, st
     )  # fmt: skip
 
 
-def tuning(base: str, names: Iterable[str], steps: int, task: int, rows: Sequence[Row] = ()) -> Iterator[Case]:
+def highest_rates(names: Iterable[str], base: Network, task: int, images: int) -> dict[str, float]:
+    """The highest rate that each way which trains reaches on a base, for so many classes and training images."""
+    network, whole = with_classes(base, range(task)), (base.geometry.macs(base.dims), base.geometry.params(base.dims))
+
+    def reaches(name: str, rate: float) -> bool:
+        way, budget = WAYS[name], make_budget(*whole, rate=rate)
+        method = find_method(way.method)
+        try:
+            config = method.make_config(parted(way.options)[1])
+            method.check(config, Target(network, budget, make_policy(way.shape(rate)), images))
+        except BudgetError:
+            return False
+        return True
+
+    within = {n: [r for r in WAYS[n].rates if reaches(n, r)] for n in names if WAYS[n].trained}
+    return {name: rates[0] for name, rates in within.items() if rates}
+
+
+def tuning(base: str, rates: Mapping[str, float], steps: int, task: int, rows: Sequence[Row] = ()) -> Iterator[Case]:
     """Runs by which the learning rate of each method is chosen, on one sub-task.
 
     Args:
+        rates: at which they are, by method.
         steps: of the whole length.
         rows: of the runs that there are; beyond their best one another is tried, where it is the outermost.
     """
-    for name in names:
+    for name, rate in rates.items():
         best = FURTHER.index(chosen_lr(rows, base, name))
         tried = {row["lr"] for row in _tried(rows, base, name)}
         neighbours = FURTHER[max(best - 1, 0) : best + 2] if tried.issuperset(LRS) else ()
-        for lr in (*LRS, *(lr for lr in neighbours if lr not in LRS)) if WAYS[name].trained else ():
+        for lr in (*LRS, *(lr for lr in neighbours if lr not in LRS)):
             part = max(round(PARTS[-1] * steps), 1)
-            yield _case(base, TUNING, name, task, WAYS[name].rates[0], SEEDS[0], part, lr)
+            yield _case(base, TUNING, name, task, rate, SEEDS[0], part, lr)
 
 
 def _tried(rows: Iterable[Row], base: str, name: str) -> list[Row]:
@@ -331,9 +358,9 @@ def main() -> None:
     first = selection.sizes[0]
     tuned: list[Row] = []
     due: list[Case] = []
-    while (
-        more := list(tuning(selection.name, options.method, length(PUBLISHED_RATE, images[first]), first, tuned))
-    ) != due:
+    rates = highest_rates(options.method, selection.source.base, first, images[first])
+    steps = length(PUBLISHED_RATE, images[first])
+    while (more := list(tuning(selection.name, rates, steps, first, tuned))) != due:
         do(due := more)
         tuned = picked(of_newest_base(selection.rows(results).values()), task=first)
     do(cases(selection.name, options.method, options.rates, options.seeds, images, tuned))

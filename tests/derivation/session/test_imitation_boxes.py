@@ -353,10 +353,14 @@ def test_one_without_losses_is_told_at_once_that_all_of_it_needs_weights(
 ) -> None:
     torch.save(made(file, "Detr").body.state_dict(), tmp_path / "body.pth")
     asked = {"checkpoint": tmp_path / "body.pth", "training": Training(**{**TRAINED, **training})}
-    message = r"weights are of .*body alone; .*, so it is to be trained: .* needs a detector's own losses, and this Detr, "
+    message = (
+        r"weights are of .*body alone; .*, so it is to be trained: .* needs a detector's own losses, and this Detr, "
+    )
     with pytest.raises(UnsupportedModelError, match=rf"{message}.*; give it such, or give the weights of all$"):
         derive(f"{file}:Detr", data, tmp_path / "model", **asked)
-    with pytest.raises(OptionError, match=r"has no instances\.json; give annotated images, or give the weights of all$"):
+    with pytest.raises(
+        OptionError, match=r"has no instances\.json; give annotated images, or give the weights of all$"
+    ):
         derive(f"{file}:Detr", data / "images", tmp_path / "model", **asked)
 
 
