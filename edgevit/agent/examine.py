@@ -49,7 +49,9 @@ def examine(send: Send, root: str, owner: str | None = None) -> dict[str, object
     deadline = monotonic() + LIBRARIES_S
     facts = {
         **_system(root),
-        **_power(root),
+        "rails": jetson.rails(root),
+        "power_interval_ms": ina3221.interval_ms(root),
+        "meters": power_meters(root),
         "memory": _memory(root),
         "disk": {"cache_free_bytes": _free_bytes(cache_folder()), "cache": cache_folder()},
         "denied": _denied(root),
@@ -94,14 +96,6 @@ def _settings(root: str) -> dict[str, object]:
         "clocks": jetson.clocks(root),
         "clocks_locked": jetson.clocks_locked(root),
         "memory_clock_locked": jetson.memory_clock_locked(root),
-    }
-
-
-def _power(root: str) -> dict[str, object]:
-    return {
-        "rails": jetson.rails(root),
-        "power_interval_ms": ina3221.interval_ms(root),
-        "meters": power_meters(root),
     }
 
 

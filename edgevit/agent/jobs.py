@@ -57,7 +57,8 @@ def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], ow
         state, message = _look(job)
         if state in ("new", "failed", "dead", "damaged"):
             _remove(job)
-            request = JobRequest(method=method, args=args, owner=owner, root=root, started=_now())
+            started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            request = JobRequest(method=method, args=args, owner=owner, root=root, started=started)
             try:
                 os.makedirs(_folder(job))
                 _write_whole(_path(job, "request.json"), request)
@@ -419,10 +420,6 @@ def _read_stderr(job: str) -> str:
 def _tail(job: str) -> str:
     text = " | ".join(_read_stderr(job).splitlines()[-_TAIL_LINES:])
     return text or "it said nothing (out of memory, a full disk, or a restart?)"
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _age_s(started: str | None) -> float | None:

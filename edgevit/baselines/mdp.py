@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from torch import Tensor
 
 from edgevit.baselines.common import ranked
 from edgevit.baselines.common.importance import Scores, UnitScores, squared_changes
@@ -60,16 +59,12 @@ def search_space(network: Network, config: Config, policy: Policy) -> SearchSpac
     return SearchSpace(heads=config.drop_heads, embed=embed, more={"cut_embedding": True, "drop_heads": True})
 
 
-def _descending(scores: Tensor) -> Tensor:
-    return scores.sort(dim=-1, descending=True).values
-
-
 def _menu(
     problem: Problem, config: Config, of: UnitScores, placed: PlacedBlock, geometry: Geometry, block: int
 ) -> BlockMenu:
     """List every size of a block, with the importance that it loses."""
     none = torch.empty(0)
-    of_queries, of_values = (_descending(of[axis]) for axis in HEAD_WIDTHS)
+    of_queries, of_values = (of[axis].sort(dim=-1, descending=True).values for axis in HEAD_WIDTHS)
     lost = Sensitivity(of_queries, of_values, of["heads"], none, none, none)
     costs, frozen, policy = site_costs(problem.budget, geometry, placed), geometry.frozen(block), problem.policy
     dims = placed.dims

@@ -155,7 +155,7 @@ class Profile(BaseModel, extra="forbid", frozen=True):
 
     def fits(self, facts: BoardFacts) -> bool:
         """Whether the module may be this one; of an incomplete part number only the family counts."""
-        part = _part(facts)
+        part = facts.module.part
         if part is None or not self._has_memory_of(facts):
             return False
         return part in self.parts or (part.endswith(_GENERIC) and part.partition("-")[0] in self.families)
@@ -170,29 +170,21 @@ class Profile(BaseModel, extra="forbid", frozen=True):
         Raises:
             ProfileError: the profile is of another module.
         """
-        untold = facts.is_jetson and _part(facts) is None and self._has_memory_of(facts)
+        untold = facts.is_jetson and facts.module.part is None and self._has_memory_of(facts)
         if not untold and not self.fits(facts):
             nearest = match(facts)
             hint = f"try --profile {nearest.name}" if nearest else "`edgevit profiles` lists those known"
-            low, high = self.mem_total_gib
+            (low, high), gib = self.mem_total_gib, _mem_total_gib(facts)
             raise ProfileError(
                 f"profile {self.name} is for {' or '.join(self.parts)} with {low:g} to {high:g} GiB, and the board has "
-                f"{_describe_module(facts)}; {hint}"
+                f"{facts.module.part or 'no Jetson module'} with "
+                f"{'unknown memory' if gib is None else f'{gib:.1f} GiB'}; {hint}"
             )
-
-
-def _part(facts: BoardFacts) -> str | None:
-    return facts.module.part
 
 
 def _mem_total_gib(facts: BoardFacts) -> float | None:
     size = facts.module.memory_bytes
     return None if size is None else size / 2**30
-
-
-def _describe_module(facts: BoardFacts) -> str:
-    part, gib = _part(facts), _mem_total_gib(facts)
-    return f"{part or 'no Jetson module'} with {'unknown memory' if gib is None else f'{gib:.1f} GiB'}"
 
 
 def profile_names() -> list[str]:
@@ -231,5 +223,5 @@ def match(facts: BoardFacts) -> Profile | None:
     unknown = {profile.name: len(modes - set(profile.mode_names())) for profile in fitting}
     fitting = [profile for profile in fitting if unknown[profile.name] == min(unknown.values())]
     if len(fitting) > 1:
-        fitting = [profile for profile in fitting if _part(facts) in profile.parts]
+        fitting = [profile for profile in fitting if facts.module.part in profile.parts]
     return fitting[0] if len(fitting) == 1 else None

@@ -65,16 +65,13 @@ def neighbours_across(
         for i, image in enumerate(ordered):
             if image in train:
                 continue
-            adjacent = [near for near in ordered[max(0, i - 1) : i + 2] if near in train and _together(near, image)]
+            beside, folder = ordered[max(0, i - 1) : i + 2], PurePath(str(image)).parent
+            adjacent = [near for near in beside if near in train and PurePath(str(near)).parent == folder]
             away = random.Random(i).randrange(len(ordered) // 4, len(ordered) * 3 // 4 + 1)  # half the class at most
             far = [ordered[(i + away + step) % len(ordered)] for step in range(len(ordered) // 8 + 1)]
             distant = [reference for reference in far if reference in train and reference not in adjacent]
             if adjacent and distant:
                 yield image, adjacent[0], distant[0]
-
-
-def _together(first: Reference, second: Reference) -> bool:
-    return PurePath(str(first)).parent == PurePath(str(second)).parent
 
 
 def warn_of_recordings(classes: Sequence[_Parts], held_out: Sequence[Part], progress: Progress) -> None:

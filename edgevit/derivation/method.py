@@ -24,25 +24,7 @@ def no_steps(config: object, rate: float, images: int, batch_size: int) -> int:
     return 0
 
 
-def _widths_alone(network: Network, config: object, policy: Policy) -> SearchSpace:
-    """The search space of a method that declares none: widths and nothing else."""
-    return SearchSpace()
-
-
-def _accept_base(base: Model, config: object, request: DeriveRequest) -> None:
-    """Refuse nothing."""
-
-
-def _accept_training(config: object, training: Training) -> None:
-    """Refuse nothing."""
-
-
-def _trains_alone(config: object) -> bool:
-    """False: only the training reads labels."""
-    return False
-
-
-def _accept_options(target: Target, config: object) -> None:
+def _accept(*_: object) -> None:
     """Refuse nothing."""
 
 
@@ -57,16 +39,16 @@ class Method(Generic[C]):
     # The number of steps, from the config, the rate, the number of images and the batch size.
     default_steps: Callable[[C, float, int, int], int]
     derive: Callable[[Problem, C], Derived]
-    # What the method may remove from a network.
-    search_space: Callable[[Network, C, Policy], SearchSpace] = _widths_alone
-    check_options: Callable[[Target, C], None] = _accept_options  # refuses a config that does not fit the target
+    # What the method may remove from a network: widths and nothing else, unless it declares more.
+    search_space: Callable[[Network, C, Policy], SearchSpace] = lambda *_: SearchSpace()
+    check_options: Callable[[Target, C], None] = _accept  # refuses a config that does not fit the target
     # Refuses a training that the method cannot use, before anything is opened.
-    check_training: Callable[[C, Training], None] = _accept_training
+    check_training: Callable[[C, Training], None] = _accept
     # Refuses a base that the method cannot cut, before an image is read.
-    check_base: Callable[[Model, C, DeriveRequest], None] = _accept_base
+    check_base: Callable[[Model, C, DeriveRequest], None] = _accept
     gentle: bool = False  # whether its training starts from weights that are nearly right
     imitates_base: bool = False  # whether the restricted base is the default teacher of its training
-    reads_labels: Callable[[C], bool] = _trains_alone  # whether anything but its training reads labels
+    reads_labels: Callable[[C], bool] = lambda _: False  # whether anything but its training reads labels
     reads_unlabelled: bool = False  # whether it also calibrates on unlabelled images
     needs_all_tokens: bool = False  # whether it refuses a network whose blocks pass on fewer tokens
     cuts_half_blocks: bool = False  # whether it can cut models whose blocks lack their attention or their FFN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -161,7 +161,7 @@ class _Written:
     """The files of one export in their temporary folder."""
 
     folder: ExportFolder
-    nodes: Mapping[str, dict[str, int]]  # number of nodes by operator, for each precision
+    nodes: dict[str, dict[str, int]]  # number of nodes by operator, for each precision
 
     def session(self, precision: str, device: str = "cpu") -> OnnxModel:
         return OnnxModel(self.folder.onnx(precision), device=device)
@@ -219,14 +219,6 @@ def write_int8_in_half(source: Source, quantised: Path, path: Path, form: Form) 
     save_graph(model, path, dict(model.metadata_props))
     operators = {*OPERATORS, *(source.operators or ()), *QUANTISED}
     return check_graph(path, form.opset, islands=form.fp32_modules, operators=operators)
-
-
-def _write_files(source: Source, folder: ExportFolder, forms: Sequence[Form], stages: _Stages) -> _Written:
-    nodes = {}
-    for form in forms:
-        with stages(f"write {form.precision}"):
-            nodes[form.precision] = write_file(source, folder.onnx(form.precision), form)
-    return _Written(folder, nodes)
 
 
 def _parity(
@@ -402,7 +394,10 @@ def export_files(request: FilesRequest, progress: Progress | None = None) -> Exp
         if typed or not PRECISIONS[precision].calibrated
     ]
     with _replaced_folder(folder.export) as temporary:
-        written = _write_files(exported, temporary, forms, stages)
+        written = _Written(temporary, {})
+        for form in forms:
+            with stages(f"write {form.precision}"):
+                written.nodes[form.precision] = write_file(exported, temporary.onnx(form.precision), form)
         if INT8.name in precisions and not typed:
             form = Form(INT8.name, batch, opset)
             nodes, checks["quantisation"] = _write_int8(exported, temporary, form, judging, request, stages)

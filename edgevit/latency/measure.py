@@ -217,7 +217,10 @@ class StackBench:
     def _kept_engine(self, stack: Stack) -> tuple[str, str] | None:
         """The engine of an earlier session, if it still exists on the target."""
         engine = self.store.engines().get(stack.label) if self.target.builds else None
-        return engine if engine and self._exists(*engine) else None
+        if engine is None:
+            return None
+        path, sha256 = engine
+        return engine if self.board.call("offer", path=path, part=f"{path}.none", sha256=sha256)["present"] else None
 
     def _placed(self, stack: Stack) -> tuple[str, str]:
         """Write a stack, and send it, or build an engine like that of a model; return path and hash on the target."""
@@ -240,10 +243,6 @@ class StackBench:
 
     def _write(self, stack: Stack, file: Path, precision: str, opset: int) -> None:
         write_stack(self.network, stack, file, precision=precision, opset=opset, for_engine=self.target.builds)
-
-    def _exists(self, path: str, sha256: str) -> bool:
-        offered = self.board.call("offer", path=path, part=f"{path}.none", sha256=sha256)
-        return bool(offered["present"])
 
 
 def _process(run: Run) -> str:

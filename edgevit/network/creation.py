@@ -55,7 +55,10 @@ def create_timm_network(
     except FOREIGN as error:
         # huggingface_hub raises OSError and ValueError, timm RuntimeError where it has no weights.
         if pretrained and isinstance(error, (OSError, RuntimeError, ValueError)):
-            raise _no_pretrained(name, silent or first_line(error, 100)) from error
+            raise CheckpointError(
+                f"no pretrained weights for {name}: {silent or first_line(error, 100)}; is there a network? Otherwise "
+                "download the file elsewhere and give it with --checkpoint"
+            ) from error
         shown = ", ".join(f"{k}={v}" for k, v in args.items()) or "no arguments"
         raise OptionError(
             f"timm cannot make {name} with {shown}: {first_line(error, 120)}; check --model-arg"
@@ -102,13 +105,6 @@ def _quick_hub() -> Iterator[str | None]:
         yield silent
     finally:
         constants.HF_HUB_OFFLINE = offline
-
-
-def _no_pretrained(name: str, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"no pretrained weights for {name}: {reason}; is there a network? "
-        f"Otherwise download the file elsewhere and give it with --checkpoint"
-    )
 
 
 def try_once(network: Network, name: str) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from edgevit.errors import CheckpointError, UnsupportedModelError
 from edgevit.network.families import Family, family_names, load_family
 from edgevit.network.network import Network
-from edgevit.network.weights import fill_network, first_names, misfit, read_weights
+from edgevit.network.weights import common_prefix, fill_network, first_names, misfit, read_weights
 
 _BACKBONE = "backbone."  # before the names of a whole detector's backbone, as in mmdetection's files
 
@@ -57,12 +57,8 @@ def fill_module(
         CheckpointError: the weights fit neither, or a part of the rest, too.
         UnsupportedModelError: there is no such network, or several.
     """
-    expected, prefix = module.state_dict(), ""
-    names = [*expected]
-    while names and all("." in name for name in names) and len({name.partition(".")[0] for name in names}) == 1:
-        prefix += names[0].partition(".")[0] + "."  # which reading removes
-        names = [name.partition(".")[2] for name in names]
-    given = read_weights(path, say)
+    expected, given = module.state_dict(), read_weights(path, say)
+    prefix = common_prefix(expected)  # which reading removes
     state = {f"{prefix}{name}": value for name, value in given.items()}
     if state.keys() == expected.keys():
         fill_network(module, state, path, base)

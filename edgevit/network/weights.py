@@ -12,7 +12,7 @@ import struct
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf, nextafter
@@ -96,7 +96,10 @@ def read_weights(path: Path, say: Callable[[str], None] = lambda text: None) -> 
     if not path.is_file():
         raise CheckpointError(f"no weights at {path}; check the path")
     state = _read_shards(path) if suffix_of(path) == ".json" else _unwrapped(_read(path), path, say)
-    if not isinstance(state, dict) or not state or not all(_is_weight(*item) for item in state.items()):
+    are_tensors = isinstance(state, dict) and all(
+        isinstance(n, str) and isinstance(v, Tensor) for n, v in state.items()
+    )
+    if not are_tensors or not state:
         raise CheckpointError(f"{path} does not contain plain weights; save `model.state_dict()`, best as safetensors")
     for name, value in state.items():
         if (strange := _strange_values(name, value)) is not None:
@@ -104,7 +107,9 @@ def read_weights(path: Path, say: Callable[[str], None] = lambda text: None) -> 
                 f"{path}: {name} is {strange}, and weights are floating-point numbers, each of which is stored; save "
                 "the `state_dict()` of the model that it was made of"
             )
-    return _without_prefix(clean_state_dict(state))
+    state = clean_state_dict(state)
+    prefix = common_prefix(state)
+    return {name.removeprefix(prefix): value for name, value in state.items()}
 
 
 def _read(path: Path) -> Any:
@@ -165,11 +170,13 @@ def _unwrapped(content: Any, path: Path, say: Callable[[str], None]) -> Any:
     return content
 
 
-def _without_prefix(state: State) -> State:
-    """Remove a common prefix of all names, which training programs add for a wrapping module."""
-    while all("." in name for name in state) and len({name.partition(".")[0] for name in state}) == 1:
-        state = {name.partition(".")[2]: value for name, value in state.items()}
-    return state
+def common_prefix(names: Iterable[str]) -> str:
+    """The modules that all names begin with, and a dot, such as training programs add by wrapping a module."""
+    prefix, names = "", [*names]
+    while names and all("." in name for name in names) and len({name.partition(".")[0] for name in names}) == 1:
+        prefix += names[0].partition(".")[0] + "."
+        names = [name.partition(".")[2] for name in names]
+    return prefix
 
 
 def _is_safetensors(path: Path) -> bool:
@@ -225,10 +232,6 @@ def _damaged(archive: zipfile.ZipFile) -> str | None:
         return archive.testzip()
     except (zipfile.BadZipFile, zlib.error):
         return "its records"
-
-
-def _is_weight(name: object, value: object) -> bool:
-    return isinstance(name, str) and isinstance(value, Tensor)
 
 
 def _strange_values(name: str, value: Tensor) -> str | None:

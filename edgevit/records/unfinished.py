@@ -90,7 +90,9 @@ def open_partial(
             raise _unfinished(folder)
         files, record = _files(folder), RequestRecord(written_by(), dict(request or {}), identity)
         if not resume:
-            _empty(folder)
+            with writing(folder):
+                for name in _CHEAP:
+                    (folder / name).unlink(missing_ok=True)
         elif REQUEST in files:
             _check_identity(folder, REQUEST_KIND.read(folder / REQUEST), record)
         elif files:
@@ -139,12 +141,6 @@ def has_state(folder: Path) -> bool:
 def _files(folder: Path) -> set[str]:
     """Names of the files in the folder, except temporary files that a killed process left."""
     return {file.name for file in folder.iterdir() if file.suffix != ".tmp"}
-
-
-def _empty(folder: Path) -> None:
-    with writing(folder):
-        for name in _CHEAP:
-            (folder / name).unlink(missing_ok=True)
 
 
 def _check_identity(folder: Path, before: RequestRecord, now: RequestRecord) -> None:

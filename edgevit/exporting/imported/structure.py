@@ -145,11 +145,9 @@ def _find_norms(flow: Sequence[ir.Node]) -> list[set[ir.Node]]:
 def _products(softmax: ir.Node, flow: set[ir.Node]) -> tuple[ir.Node, ir.Node] | None:
     """The products before and after the softmax of an attention; None: it is another softmax."""
 
-    def is_product(node: ir.Node) -> bool:
-        return node.op_type in ("MatMul", "Einsum") and all(maker in flow for maker in _producers(node))
-
     def two_sided(node: ir.Node) -> bool:
-        return is_product(node) and not any(map(_is_constant, node.inputs))
+        is_product = node.op_type in ("MatMul", "Einsum") and all(maker in flow for maker in _producers(node))
+        return is_product and not any(map(_is_constant, node.inputs))
 
     before, front = None, [softmax]
     while front and before is None:

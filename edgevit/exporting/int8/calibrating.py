@@ -106,10 +106,6 @@ def add_moments(model: ir.Model, inputs: Mapping[str, Inputs], batches: Iterable
             )
 
 
-def _by_max(magnitudes: Tensor) -> int:
-    return BINS
-
-
 def _by_percentile(magnitudes: Tensor) -> int:
     """The bins that hold the share _COVERED of all values."""
     share = magnitudes.cumsum(0) / magnitudes.sum()
@@ -135,7 +131,9 @@ def _by_entropy(magnitudes: Tensor) -> int:
     return min(divergences, key=divergences.__getitem__)
 
 
-RANGES: dict[str, Callable[[Tensor], int]] = {"max": _by_max, "percentile": _by_percentile, "entropy": _by_entropy}
+RANGES: dict[str, Callable[[Tensor], int]] = {
+    "max": lambda _: BINS, "percentile": _by_percentile, "entropy": _by_entropy,
+}  # fmt: skip
 
 
 def step_of(inputs: Inputs, method: str) -> float:

@@ -138,7 +138,7 @@ def in_order(jobs: Sequence[FleetJob], work: Mapping[str, float], workers: int) 
             by_base[_base_of(job.derivation)].append(job.derivation)
     in_turns = [derivation for of_base in by_base.values() for derivation in tasks_side_by_side(of_base, workers)]
     longest_first = sorted(in_turns, key=lambda derivation: -work.get(derivation.name, 0))
-    samples = {derivation.name for derivation in first_of_each(longest_first, _base_and_method)}
+    samples = {derivation.name for derivation in first_of_each(longest_first, lambda job: (_base_of(job), job.method))}
     turns = {derivation.name: turn for turn, derivation in enumerate(longest_first)}
     return sorted(jobs, key=lambda job: (RANKS[job.stage], job.name not in samples, turns.get(job.name, 0)))
 
@@ -207,10 +207,6 @@ def usual_workers(plan: FleetPlan) -> int:
 
 def _base_of(derivation: DeriveJob) -> str:
     return str([derivation.arguments.get(name) for name in BASE])
-
-
-def _base_and_method(derivation: DeriveJob) -> tuple[str, str]:
-    return _base_of(derivation), derivation.method
 
 
 def refuse_impossible(derivations: Iterable[DeriveJob]) -> dict[str, BaseSize]:

@@ -8,7 +8,7 @@ from edgevit.agent.doubts import DOUBTS
 from edgevit.agent.records import Run
 from edgevit.board.comparison import Comparison, compare_within, decisive
 from edgevit.errors import RunsError
-from edgevit.jobs.suite.record import Figure, MeasuredNetwork, SuiteRecord
+from edgevit.jobs.suite.record import SuiteRecord
 
 SWIN = "swin-tiny"  # size of the one Swin, whose attention adds a bias within windows
 LITTLE = 0.03  # a ratio closer to 1 is no difference
@@ -87,7 +87,7 @@ def _missed(record: SuiteRecord, runs: Sequence[Run], largest: str) -> Iterator[
 def _mixes(record: SuiteRecord, largest: str) -> Iterator[str]:
     rivals = [n for n in record.measured if n.name.startswith(f"{largest} 0.8 ") and n.figures]
     for batch in sorted({figure.batch for n in rivals for figure in n.figures}):
-        figures = {n.name: figure for n in rivals if (figure := _figure_at(n, batch)) and not figure.void}
+        figures = {n.name: f for n in rivals for f in n.figures if f.batch == batch and not f.void}
         ratios = {name: figure.ratio for name, figure in figures.items() if figure.ratio is not None}
         if len(ratios) > 1:
             name = min(ratios, key=ratios.__getitem__)
@@ -113,10 +113,6 @@ def _roofline(record: SuiteRecord) -> Iterator[str]:
         (most, best), (least, worst) = max(reached_shares), min(reached_shares)
         reached = f"{least:.0%} ({worst}) to {most:.0%} ({best})"
         yield f"At batch {batch} the networks reach {reached} of what the board can do at most."
-
-
-def _figure_at(network: MeasuredNetwork, batch: int) -> Figure | None:
-    return next((figure for figure in network.figures if figure.batch == batch), None)
 
 
 def _graphs(runs: Sequence[Run]) -> Iterator[str]:

@@ -67,7 +67,9 @@ class Candidates:
         # For each block the highest level, which passes on the fewest tokens.
         self.highest = [len(self.lengths) - 1] * len(dims)
         if grown:
-            passed = list(accumulate((grown[i].tokens for i in sorted(grown)), _passed, initial=geometry.tokens))
+            passed = list(
+                accumulate((grown[i].tokens for i in sorted(grown)), lambda n, t: t or n, initial=geometry.tokens)
+            )  # of 0 tokens: all
             self.highest = [self.lengths.index(n) for n in passed[1:]]
         self.token_scores: list[list[float]] = tokens.tolist()  # [L - 1, M], in the order of removal
         self.head_scores = [h.sort(stable=True).values.tolist() for h in scores.heads]
@@ -137,11 +139,6 @@ class Candidates:
                 level = min(self._level(min(count, self.geometry.patches - 1)), self.highest[i])
                 choice = choice.with_fewer_tokens(i, level)
         return choice
-
-
-def _passed(tokens_in: int, tokens: int) -> int:
-    """Return the number of tokens that a block passes on, from `BlockDims.tokens`, where 0 means all."""
-    return tokens or tokens_in
 
 
 def _running(scores: Sequence[float]) -> list[float]:

@@ -42,7 +42,7 @@ from edgevit.derivation.problem import Derived, Problem, distillation_for, train
 from edgevit.derivation.realise import realise
 from edgevit.derivation.solve.attention import query_matrix
 from edgevit.errors import OptionError
-from edgevit.network.anatomy import Block, BlockDims, attentions, ffns
+from edgevit.network.anatomy import Block, attentions, ffns
 from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.records.model import HEAD_WIDTHS
@@ -96,14 +96,6 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
 # -- plan --------------------------------------------------------------------------------------------------------------
 
 
-def _choose_dims(problem: Problem, statistics: list[BlockStatistics]) -> tuple[BlockDims, ...]:
-    """Choose every block's widths by activations and effective ranks, and fit them to the budget."""
-    blocks = problem.network.read()
-    wishes_at = adaptive(blocks, [s.activation for s in statistics], problem.policy)
-    dims = [b.dims for b in blocks]
-    return fit(wishes_at, dims, problem.network.geometry, problem.budget, problem.policy)
-
-
 def _make_plan(problem: Problem, config: Config) -> Plan:
     """Choose widths, clusters and anchors; all processes take the statistics, and the first one decides."""
     images = problem.task.train.subset(config.calibration_images)
@@ -119,9 +111,10 @@ def _make_plan(problem: Problem, config: Config) -> Plan:
 
 
 def _decide(problem: Problem, statistics: list[BlockStatistics]) -> Plan:
-    dims = _choose_dims(problem, statistics)
-    plans = []
-    blocks = ffns(problem.network.read())
+    plans, read = [], problem.network.read()
+    wishes_at = adaptive(read, [s.activation for s in statistics], problem.policy)
+    dims = fit(wishes_at, [b.dims for b in read], problem.network.geometry, problem.budget, problem.policy)
+    blocks = ffns(read)
     with problem.progress.stage("clusters of neurons", len(blocks), "block") as stage:
         for i, (part, new, s) in enumerate(zip(blocks, dims, statistics, strict=True)):
             labels = cluster_neurons(part, new.ffn, problem.training.seed)
