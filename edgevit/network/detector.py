@@ -83,18 +83,15 @@ class Pyramid(nn.Module):
         """With targets, in training mode, also return the detector's own losses by their names."""
         if targets is not None:
             return self._losses(images, targets)
-        return torch.cat([level.flatten(1) for level in self.levels(images).values()], 1)
+        return _joined(self.detector.backbone(images))  # type: ignore[operator]
 
     def _losses(self, images: Tensor, targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        captured: list[Any] = []
+        given: list[Any] = []
         backbone: Any = self.detector.backbone
-        hook = backbone.register_forward_hook(lambda _, inputs, levels: captured.append(levels))
-        try:
+        with backbone.register_forward_hook(lambda _, inputs, levels: given.append(levels)):
             losses = self.detect(images, targets)
-        finally:
-            hook.remove()
-        (levels,) = captured
-        return torch.cat([level.flatten(1) for level in levels_by_name(levels).values()], 1), losses
+        (levels,) = given
+        return _joined(levels), losses
 
     def detect(self, images: Tensor, *targets: Any) -> Any:
         """What the whole detector gives for prepared images [B, C, H, W]: boxes, or with targets its losses."""
@@ -124,10 +121,6 @@ class Pyramid(nn.Module):
         """Where prepared images [B, C, H, W] are no padding; None: no image has any."""
         preprocessing = self.preprocessing
         return picture_areas(images, preprocessing["std"]) if preprocessing["crop_mode"] == CORNER else None
-
-    def sizes(self, images: Tensor) -> dict[str, torch.Size]:
-        """The sizes [C, H, W] of the levels of such images."""
-        return {name: level.shape[1:] for name, level in self._named(images).items()}
 
     def levels(self, images: Tensor) -> dict[str, Tensor]:
         """The levels [B, C, H, W] by their names in an exported file."""
@@ -201,6 +194,11 @@ class Pyramid(nn.Module):
             "interpolation": "bilinear", "mean": tuple(map(float, transform.image_mean)),
             "std": tuple(map(float, transform.image_std)), "crop_pct": 1.0, "crop_mode": CORNER if fits else "squash",
         }  # fmt: skip
+
+
+def _joined(levels: Any) -> Tensor:
+    """All levels one after the other, as a backbone gives them: [B, values]."""
+    return torch.cat([level.flatten(1) for level in levels_by_name(levels).values()], 1)
 
 
 @torch.no_grad()

@@ -43,28 +43,9 @@ from edgevit.records.release import (
 _SOME_CLASSES = 1000  # number of classes of a random classifier
 
 
-def open_base(
-    base: str | Path,
-    *,
-    checkpoint: str | Path | None = None,
-    pretrained: bool = False,
-    model_args: Mapping[str, Any] | None = None,
-    preprocessing: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-) -> Model:
-    """Open a base: a timm name with a checkpoint (or timm's own weights), or a model folder.
-
-    Raises:
-        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the base cannot be opened.
-    """
-    opened = open_network(
-        base,
-        checkpoint=checkpoint,
-        pretrained=pretrained,
-        model_args=model_args,
-        preprocessing=preprocessing,
-        progress=progress,
-    )
+def open_base(base: str | Path, **options: Any) -> Model:
+    """Open a base as `open_network` does, and refuse one without a classifier, too."""
+    opened = open_network(base, **options)
     if isinstance(opened, Headless):
         raise UnsupportedModelError(
             f"{base} has no classifier; edgevit base and edgevit derive fit one to the images of --data"
@@ -82,7 +63,9 @@ def open_network(
     new_head: bool = False,
     progress: Progress | None = None,
 ) -> Model | Headless:
-    """Open a base like `open_base`, or one without a classifier, or whose classifier does not count (`new_head`).
+    """Open a base: a timm name with a checkpoint (or timm's own weights), or a model folder.
+
+    It is headless without a classifier, or where that does not count (`new_head`).
 
     Raises:
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the base cannot be opened.

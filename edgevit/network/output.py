@@ -108,8 +108,32 @@ def _random_signs(shape: Sequence[int], seed: int) -> Tensor:
     return torch.randint(2, tuple(shape), generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
+class _InUnits:
+    """Outputs in units of `scale`; the divergence is half the mean squared difference."""
+
+    scale: Tensor | None
+
+    def of(self, outputs: Tensor) -> Tensor:
+        return outputs if self.scale is None else outputs / self.scale.to(outputs)
+
+    def draws(self, outputs: Tensor, images: int, seed: int) -> Tensor:
+        """Ones and minus ones like the outputs of all images."""
+        return _random_signs((images, *outputs.shape[1:]), seed)
+
+    def probe(self, outputs: Tensor, draws: Tensor) -> Tensor:
+        """By random cotangents: in units of `scale`, the curvature is the identity over the number of values."""
+        probe: Tensor = (self.of(outputs) * draws.to(outputs)).sum() / outputs[0].numel() ** 0.5
+        return probe
+
+    def divergence(self, reference: Tensor, outputs: Tensor) -> Tensor:
+        return (self.of(outputs) - self.of(reference)).square().flatten(1).mean(1) / 2
+
+    def imitation(self, reference: Tensor, outputs: Tensor, temperature: float) -> Tensor:
+        return self.divergence(reference.float(), outputs.float()).mean()
+
+
 @dataclass(frozen=True)
-class Features:
+class Features(_InUnits):
     """Features [B, d], or of tokens [B, N, d], without labels.
 
     The divergence is half the mean squared difference in units of `scale`, so that no channel of large values decides
@@ -121,24 +145,6 @@ class Features:
 
     scale: Tensor | None = None  # [d] standard deviation of each channel; None: ones
 
-    def of(self, outputs: Tensor) -> Tensor:
-        return outputs if self.scale is None else outputs / self.scale.to(outputs)
-
-    def draws(self, outputs: Tensor, images: int, seed: int) -> Tensor:
-        """Ones and minus ones like the outputs of all images."""
-        return _random_signs((images, *outputs.shape[1:]), seed)
-
-    def probe(self, outputs: Tensor, draws: Tensor) -> Tensor:
-        """By random cotangents: in units of `scale`, the curvature is the identity over the number of features."""
-        probe: Tensor = (self.of(outputs) * draws.to(outputs)).sum() / outputs[0].numel() ** 0.5
-        return probe
-
-    def divergence(self, reference: Tensor, outputs: Tensor) -> Tensor:
-        return (self.of(outputs) - self.of(reference)).square().flatten(1).mean(1) / 2
-
-    def imitation(self, reference: Tensor, outputs: Tensor, temperature: float) -> Tensor:
-        return self.divergence(reference.float(), outputs.float()).mean()
-
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean cosine to the features of the reference, 0 where it is negative."""
         cosines = F.cosine_similarity(self.of(outputs), self.of(targets), dim=-1)
@@ -149,7 +155,7 @@ class Features:
 
 
 @dataclass(frozen=True)
-class Map:
+class Map(_InUnits):
     """A map [B, C, H, W]: logits of foreground (C = 1) or of classes at each pixel, or values.
 
     Values differ in units of `scale`. Targets are maps [B, H, W] of classes or foreground, or [B, C, H, W] of values.
@@ -160,37 +166,26 @@ class Map:
     kind: Literal["foreground", "classes", "values"]
     scale: Tensor | None = None  # [C, 1, 1] standard deviation of the values of each channel; None: ones
 
-    def of(self, outputs: Tensor) -> Tensor:
-        return outputs if self.scale is None else outputs / self.scale.to(outputs)
-
-    def draws(self, outputs: Tensor, images: int, seed: int) -> Tensor:
-        return _random_signs((images, *outputs.shape[1:]), seed)
-
     def probe(self, outputs: Tensor, draws: Tensor) -> Tensor:
         if self.kind == "classes":
             logits, signs = (tensor.movedim(1, -1) for tensor in (outputs, draws))
             probe: Tensor = (logits * curvature_sample(logits, signs)).sum() / outputs[0, 0].numel() ** 0.5
             return probe
-        signs = draws.to(outputs)
         if self.kind == "foreground":
             p = outputs.detach().sigmoid()
-            signs = signs * (p * (1 - p)).sqrt()
-        probe = (self.of(outputs) * signs).sum() / outputs[0].numel() ** 0.5
-        return probe
+            draws = draws.to(outputs) * (p * (1 - p)).sqrt()
+        return super().probe(outputs, draws)
 
     def divergence(self, reference: Tensor, outputs: Tensor) -> Tensor:
         """The mean over the pixels: of KL(reference || outputs), or of half the squared error."""
         if self.kind == "values":
-            return (self.of(outputs) - self.of(reference)).square().flatten(1).mean(1) / 2
+            return super().divergence(reference, outputs)
         if self.kind == "classes":
             p, q = reference.log_softmax(1), outputs.log_softmax(1)
             return F.kl_div(q, p, log_target=True, reduction="none").sum(1).flatten(1).mean(1)
         p = reference.sigmoid()
         losses = [F.binary_cross_entropy_with_logits(x, p, reduction="none") for x in (outputs, reference)]
         return (losses[0] - losses[1]).flatten(1).mean(1)
-
-    def imitation(self, reference: Tensor, outputs: Tensor, temperature: float) -> Tensor:
-        return self.divergence(reference.float(), outputs.float()).mean()
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The intersection over union of the foreground, the share of right pixels, or the overlap of values.

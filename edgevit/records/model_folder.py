@@ -35,26 +35,28 @@ _KEY_DIGITS = 16  # digits of the hash that names an engine
 
 
 @dataclass(frozen=True)
+class _Place:
+    """An attribute of a folder: the path of the file or folder of this name in it."""
+
+    name: str
+
+    def __get__(self, folder: Any, _: type) -> Path:
+        return Path(folder.path, self.name)
+
+
+@dataclass(frozen=True)
 class ExportFolder:
     """`export/` of a model folder: ONNX files, export.json, and engines by board."""
 
     path: Path
 
-    @property
-    def record_file(self) -> Path:
-        return self.path / names.EXPORT_RECORD
-
-    @property
-    def engines_folder(self) -> Path:
-        return self.path / names.ENGINES
+    record_file = _Place(names.EXPORT_RECORD)
+    engines_folder = _Place(names.ENGINES)
+    whole_detector = _Place(names.WHOLE_DETECTOR)
 
     def onnx(self, label: str) -> Path:
         """The file of a precision or a variant."""
         return self.path / names.onnx_name(label)
-
-    @property
-    def whole_detector(self) -> Path:
-        return self.path / names.WHOLE_DETECTOR
 
     def onnx_files(self) -> list[Path]:
         return sorted(self.path.glob(names.onnx_name("*")))
@@ -99,54 +101,18 @@ class ModelFolder:
 
     path: Path
 
-    @property
-    def weights_file(self) -> Path:
-        return self.path / names.WEIGHTS
-
-    @property
-    def spec_file(self) -> Path:
-        return self.path / names.SPEC
-
-    @property
-    def derivation_file(self) -> Path:
-        return self.path / names.DERIVATION
-
-    @property
-    def supernet_file(self) -> Path:
-        return self.path / names.SUPERNET
-
-    @property
-    def plan_file(self) -> Path:
-        return self.path / names.PLAN
-
-    @property
-    def builder_file(self) -> Path:
-        return self.path / names.BUILDER
-
-    @property
-    def tokenizer_file(self) -> Path:
-        return self.path / names.TOKENIZER
-
-    @property
-    def cost_table_file(self) -> Path:
-        """The cost table of a measured budget."""
-        return self.path / names.COST_TABLE
-
-    @property
-    def history_file(self) -> Path:
-        return self.path / names.HISTORY
-
-    @property
-    def card_file(self) -> Path:
-        return self.path / names.CARD
-
-    @property
-    def imported_file(self) -> Path:
-        return self.path / names.IMPORTED
-
-    @property
-    def imported_onnx(self) -> Path:
-        return self.path / names.IMPORTED_ONNX
+    weights_file = _Place(names.WEIGHTS)
+    spec_file = _Place(names.SPEC)
+    derivation_file = _Place(names.DERIVATION)
+    supernet_file = _Place(names.SUPERNET)
+    plan_file = _Place(names.PLAN)
+    builder_file = _Place(names.BUILDER)
+    tokenizer_file = _Place(names.TOKENIZER)
+    cost_table_file = _Place(names.COST_TABLE)  # the cost table of a measured budget
+    history_file = _Place(names.HISTORY)
+    card_file = _Place(names.CARD)
+    imported_file = _Place(names.IMPORTED)
+    imported_onnx = _Place(names.IMPORTED_ONNX)
 
     @property
     def export(self) -> ExportFolder:

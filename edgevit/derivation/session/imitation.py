@@ -119,8 +119,11 @@ def with_units(model: Model, task: Task, passes: Passes, cache: Cache, identity:
     if not float(scale.max()) > 0:
         raise DataError(f"the base's {noun} are the same for all images; check its weights, and the images")
     unit = scale.clamp_min(1e-3 * float(scale.max())).float()
-    if kind == "boxes":
-        return Network(model.module, model.family, Levels(unit, _level_sizes(model)))
+    if isinstance(model.module, Pyramid):
+        blank = next(model.parameters()).new_zeros(1, *model.input_size)
+        with torch.no_grad():
+            sizes = tuple(level.shape[1:] for level in model.module.levels(blank).values())
+        return Network(model.module, model.family, Levels(unit, sizes))
     if isinstance(model.output, Map):
         of_values = unit[:, None, None] if kind == "values" else None
         return Network(model.module, model.family, replace(model.output, scale=of_values))
@@ -193,13 +196,6 @@ def _measure_map(output: Map, base: Network, derived: Network, images: Split, pa
     passes.show(base, images, compare, stage="compare maps")
     divergence, score, error = (passes.compute.sum(sums) / len(images)).tolist()
     return MapRecord(len(images), max(divergence, 0.0), score, error)
-
-
-def _level_sizes(network: Network) -> tuple[torch.Size, ...]:
-    assert isinstance(network.module, Pyramid)
-    blank = next(network.parameters()).new_zeros(1, *network.input_size)
-    with torch.no_grad():
-        return tuple(network.module.sizes(blank).values())
 
 
 def level_units(network: Network, images: Split, passes: Passes) -> Tensor:
