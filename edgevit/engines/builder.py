@@ -271,14 +271,11 @@ class EngineBuilder:
             return 0
         return sum(fusable for i, fusable in enumerate(self.source.fusable) if i not in level.blocks)
 
-    def _remarks(self) -> list[str]:
-        if isinstance(self.sample, Annotated):
-            return self.sample.remarks()
-        return remarks(self.sample, self.options.tolerances)
-
     def _warnings(self, level: PrecisionLevel, built: Built) -> list[str]:
         version, fused, expected = built.tensorrt, built.fused, self._expected_fused(level)
-        warnings = [*built.warnings, *self._remarks()]
+        sample, limits = self.sample, self.options.tolerances
+        own = sample.remarks() if isinstance(sample, Annotated) else remarks(sample, limits)
+        warnings = [*built.warnings, *own]
         if version.startswith("10.3."):
             checked = (
                 "the accuracy gate found no fault in this engine"

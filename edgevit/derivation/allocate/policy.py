@@ -209,13 +209,11 @@ def fit(
         return _fit_by_table(knobs_at, base, geometry, budget)
     fixed = geometry.fixed(base, budget.linear)
 
-    def real_cost(knobs: Sequence[_Knob]) -> float:
-        return fixed + sum(min(max(k.wish, k.minimum), k.maximum) * k.unit_cost for k in knobs)
-
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if real_cost(knobs_at(middle)) > budget.limit else (low, middle)
+        cost = fixed + sum(min(max(k.wish, k.minimum), k.maximum) * k.unit_cost for k in knobs_at(middle))
+        low, high = (middle, high) if cost > budget.limit else (low, middle)
     knobs = knobs_at(high)
     widths = [knob.clamp(knob.wish) for knob in knobs]
     cost = fixed + sum(w * k.unit_cost for w, k in zip(widths, knobs, strict=True))

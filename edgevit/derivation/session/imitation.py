@@ -23,7 +23,7 @@ from edgevit.network.model import Headless, Model, derived_spec, tensors_sha256
 from edgevit.network.network import Network
 from edgevit.network.output import Features, Levels, Map
 from edgevit.progress import Progress
-from edgevit.records.derivation import BoxesRecord, MapRecord, SimilarityRecord
+from edgevit.records.derivation import BoxesRecord, MapRecord
 from edgevit.records.model import OutputKind, TokenOutput
 from edgevit.train.detections import find_objects
 from edgevit.train.passes import Passes
@@ -171,15 +171,11 @@ def measure_likeness(
         return {"boxes": _measure_boxes(base.output, base, derived, task, passes, finetuned, imitated or base)}
     if isinstance(base.output, Map):
         return {"map": _measure_map(base.output, base, derived, images, passes)}
-    return {"similarity": _similarity(base, derived, images, passes)}
-
-
-def _similarity(base: Network, derived: Network, images: Split, passes: Passes) -> SimilarityRecord:
     derived, likeness = derived.to(passes.compute.device).eval(), Likeness()
     replace(passes, shared=False).show(
         base, images, lambda batch, _: likeness.add(base(batch), derived(batch)), stage="compare features"
     )
-    return likeness.record()
+    return {"similarity": likeness.record()}
 
 
 def _measure_map(output: Map, base: Network, derived: Network, images: Split, passes: Passes) -> MapRecord:

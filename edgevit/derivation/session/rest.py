@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -89,9 +90,12 @@ def _costs(network: Network, chains: Sequence[NarrowedLayer]) -> RestCosts:
     names = list(dict.fromkeys(n for chain in chains for n in (chain.layer, *chain.between, *chain.readers)))
     names = [n for n in names if isinstance(module.get_submodule(n), (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
     counted = dict.fromkeys(names, 0)
+    macs = network.geometry.head_macs
     runs: list[tuple[int, Callable[[], object]]] = [(1, lambda: whole_run(network, blank))]
     if isinstance(module, Pyramid):
-        runs = rest_runs(module, network.input_size)
+        of_rest = rest_macs(module, network.input_size)
+        assert of_rest is not None, "they are counted before anything is cut"
+        (macs, _), runs = of_rest, rest_runs(module, network.input_size)
     layers = [module.get_submodule(name) for name in names]
     with torch.no_grad():
         for times, run in runs:
@@ -101,16 +105,7 @@ def _costs(network: Network, chains: Sequence[NarrowedLayer]) -> RestCosts:
 
             with observed(layers, count):
                 run()
-    return RestCosts(_macs_behind(network), counted, chains)
-
-
-def _macs_behind(network: Network) -> int:
-    """MACs of one image in the head, or in what reads the pyramid."""
-    if not isinstance(network.module, Pyramid):
-        return network.geometry.head_macs
-    counted = rest_macs(network.module, network.input_size)
-    assert counted is not None, "they are counted before anything is cut"
-    return counted[0]
+    return RestCosts(macs, counted, chains)
 
 
 def _narrower(width: int, step: int) -> int:
@@ -357,17 +352,14 @@ class _Work:
         """Run a cut network on the same batch; show what each watched layer reads and gives, before and after."""
         calls = iter(whole.calls)
 
-        def hook_of(name: str) -> Callable[..., Tensor | None]:
-            def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-                before = next(calls)
-                see(name, before, _Values(inputs[0], output))
-                return before.output.clone() if name in self.ends else None
-
-            return hook
+        def hook(name: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+            before = next(calls)
+            see(name, before, _Values(inputs[0], output))
+            return before.output.clone() if name in self.ends else None
 
         with ExitStack() as stack:
             for name in whole.names:
-                stack.callback(cut.module.get_submodule(name).register_forward_hook(hook_of(name)).remove)
+                stack.callback(cut.module.get_submodule(name).register_forward_hook(partial(hook, name)).remove)
             return whole_run(cut, batch)
 
     # -- the weights

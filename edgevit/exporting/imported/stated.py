@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edgevit.errors import CheckpointError, OptionError
+from edgevit.records.kinds import plain
 from edgevit.records.model import PreprocessingFields, TimmPreprocessing
 from edgevit.records.reading import READING
 from edgevit.records.release import PREPROCESSING_KEYS, READER, ReleaseFacts
@@ -69,6 +70,5 @@ def stated_preprocessing(
             f"the preprocessing of {file.name} is not stated: {', '.join(missing)} missing; give that of its "
             f"training, such as {' '.join(examples)}"
         )
-    plain = {part: list(v) if isinstance(v, tuple) else v for part, v in preprocessing.items()}
-    plain = READER.checked(plain, TimmPreprocessing, f"the preprocessing of {file.name}").plain()
-    return {part: list(v) if isinstance(v, tuple) else v for part, v in plain.items()}, origin
+    checked = READER.checked(plain(preprocessing), TimmPreprocessing, f"the preprocessing of {file.name}")
+    return plain(checked.plain()), origin

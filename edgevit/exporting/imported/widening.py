@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import onnx
@@ -15,37 +15,28 @@ _TYPED = ("to", "dtype")  # attributes with a type
 
 def widen(model: onnx.ModelProto) -> bool:
     """Convert bfloat16 to float32, in place; return whether there was any."""
-    changed = [_widen_graph(model.graph)]
-    changed += [_widen_nodes(function.node) for function in model.functions]
-    return any(changed)
+    nodes = [*_nodes(model.graph.node), *(node for function in model.functions for node in _nodes(function.node))]
+    attributes = [attribute for node in nodes for attribute in node.attribute]
+    graphs = [model.graph, *(graph for attribute in attributes for graph in (attribute.g, *attribute.graphs))]
+    values = [value for graph in graphs for value in (*graph.input, *graph.output, *graph.value_info)]
+    types = [kind for value in values if (kind := value.type.tensor_type).elem_type == _BFLOAT16]
+    casts = [attribute for attribute in attributes if attribute.name in _TYPED and attribute.i == _BFLOAT16]
+    tensors = [weight for graph in graphs for weight in graph.initializer]
+    tensors += [attribute.t for attribute in attributes if attribute.type == onnx.AttributeProto.TENSOR]
+    tensors = [tensor for tensor in tensors if tensor.data_type == _BFLOAT16]
+    for kind in types:
+        kind.elem_type = _FLOAT
+    for attribute in casts:
+        attribute.i = _FLOAT
+    for tensor in tensors:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+    return bool(types or casts or tensors)
 
 
-def _widen_graph(graph: onnx.GraphProto) -> bool:
-    changed = [_widen_tensor(weight) for weight in graph.initializer]
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        half = value.type.tensor_type.elem_type == _BFLOAT16
-        if half:
-            value.type.tensor_type.elem_type = _FLOAT
-        changed.append(half)
-    return any([*changed, _widen_nodes(graph.node)])
-
-
-def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> bool:
-    changed = False
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """These nodes, and those of the graphs in them."""
     for node in nodes:
+        yield node
         for attribute in node.attribute:
-            if attribute.name in _TYPED and attribute.i == _BFLOAT16:
-                attribute.i = _FLOAT
-                changed = True
-            elif attribute.type == onnx.AttributeProto.TENSOR:
-                changed |= _widen_tensor(attribute.t)
-            for inner in (attribute.g, *attribute.graphs):
-                changed |= _widen_graph(inner)
-    return changed
-
-
-def _widen_tensor(tensor: onnx.TensorProto) -> bool:
-    if tensor.data_type != _BFLOAT16:
-        return False
-    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
-    return True
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nodes(graph.node)
