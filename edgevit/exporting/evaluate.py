@@ -7,7 +7,7 @@ images of any classes, and maps with their targets where the data has them.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,12 @@ class Evaluation:
     data: str
     part: Part
     images: int
-    top1: float | None  # top-1 among the target classes; None: the outputs are not logits
-    top1_full: float | None  # top-1 among all outputs of the classifier; None: the outputs are not logits
-    outputs: int  # number of the classifier's outputs; 0: there is no classifier
-    per_class: dict[str, float | None]  # top-1 among the target classes by class; None: the class has no images
-    images_per_class: dict[str, int]
+    top1: float | None = None  # top-1 among the target classes; None: the outputs are not logits
+    top1_full: float | None = None  # top-1 among all outputs of the classifier; None: the outputs are not logits
+    outputs: int = 0  # number of the classifier's outputs; 0: there is no classifier
+    # Top-1 among the target classes by class; None: the class has no images.
+    per_class: dict[str, float | None] = field(default_factory=dict)
+    images_per_class: dict[str, int] = field(default_factory=dict)
     rejected: RejectedRecord | None = None  # number of images classified as `other`; None: the model has no such rule
     # Mean score with the model folder's answers as targets; None: not compared, as for logits.
     agreement: float | None = None
@@ -146,6 +147,14 @@ def _open_torch(model: str | Path, device: str, progress: Progress, **options: A
     return ModelUnderTest("torch", lambda images: network(images.to(target)), subject, network=network)
 
 
+def _images(subject: Subject, request: JudgeRequest, **options: Any) -> Judging:
+    return open_judging(
+        subject, request.data, classes=request.classes, part=request.part, seed=request.seed,
+        validation_fraction=request.validation_fraction, group_by=request.group_by,
+        skip_bad_images=request.skip_bad_images, **options,
+    ).limited(request.max_images)  # fmt: skip
+
+
 def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -> Judging:
     """Open the images of an evaluation; note the assumptions about the outputs of a base.
 
@@ -154,18 +163,7 @@ def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -
     """
     if subject.class_names and request.base_classes is not None:
         raise OptionError(f"{request.model} names its classes itself; leave --base-classes out")
-    judging = open_judging(
-        subject,
-        request.data,
-        classes=request.classes,
-        base_classes=request.base_classes,
-        part=request.part,
-        seed=request.seed,
-        validation_fraction=request.validation_fraction,
-        group_by=request.group_by,
-        skip_bad_images=request.skip_bad_images,
-        progress=progress,
-    ).limited(request.max_images)
+    judging = _images(subject, request, base_classes=request.base_classes, progress=progress)
     if not subject.class_names and subject.output_kind == "logits":
         assumed = assumptions(
             request.model,
@@ -237,11 +235,7 @@ def _probed(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress
     if subject.output_kind != "features":
         does = {"logits": "classifies images itself", "boxes": "gives boxes"}.get(subject.output_kind, "gives maps")
         raise OptionError(f"--probe is for features, and {request.model} {does}; leave it out")
-    judging = open_judging(
-        subject, request.data, classes=request.classes, part=request.part, seed=request.seed,
-        validation_fraction=request.validation_fraction, group_by=request.group_by,
-        skip_bad_images=request.skip_bad_images, check=PARTS, labelled=True, progress=progress,
-    ).limited(request.max_images)  # fmt: skip
+    judging = _images(subject, request, check=PARTS, labelled=True, progress=progress)
     workers = workers_for(request.workers, find_device(request.device).type, request.batch_size)
 
     def read(images: Split) -> Labelled:
@@ -249,10 +243,13 @@ def _probed(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress
             return read_features(candidate.predict, images, request.batch_size, workers, stage.update)
 
     shares = probe_features(request.probe, judging.task, judging.split, read)
-    return Evaluation(
-        str(request.model), candidate.form, judging.data, judging.part, len(judging.split), None, None, 0, {}, {},
-        probes=shares,
-    )  # fmt: skip
+    return _evaluation(candidate, judging, request, len(judging.split), probes=shares)
+
+
+def _evaluation(
+    candidate: ModelUnderTest, judging: Judging, request: JudgeRequest, images: int, **figures: Any
+) -> Evaluation:
+    return Evaluation(str(request.model), candidate.form, judging.data, judging.part, images, **figures)
 
 
 def _of_folder(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest) -> Network:
@@ -312,10 +309,7 @@ def _likeness(
             likeness.add(base(images.to(device)), _finite(candidate, judging.output, request, images))
             stage.update(sum(map(len, likeness.cosines)))
     record = likeness.record()
-    return Evaluation(
-        str(request.model), candidate.form, judging.data, judging.part, record.images, None, None, 0, {}, {},
-        similarity=record,
-    )  # fmt: skip
+    return _evaluation(candidate, judging, request, record.images, similarity=record)
 
 
 def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest, progress: Progress) -> Evaluation:
@@ -348,10 +342,7 @@ def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest
             agreement += float(output.score(outputs, output.answers(expected)).sum())
             done += len(images)
             stage.update(done)
-    return Evaluation(
-        str(request.model), candidate.form, judging.data, judging.part, done, None, None, 0, {}, {},
-        agreement=agreement / done,
-    )  # fmt: skip
+    return _evaluation(candidate, judging, request, done, agreement=agreement / done)
 
 
 def _judged_by_targets(
@@ -388,10 +379,7 @@ def _judged_by_targets(
             raise DataError(f"none of the {count} targets in {request.data} has a pixel of a class; give others")
     iou = mean_iou(torch.stack(overlaps).sum(0)) if overlaps else None
     judged = MapScore(float(of_images.mean()), mean_error, own=module is not None, mean_iou=iou)
-    return Evaluation(
-        str(request.model), candidate.form, str(request.data), "test", count, None, None, 0, {}, {},
-        targets=judged,
-    )  # fmt: skip
+    return Evaluation(str(request.model), candidate.form, str(request.data), "test", count, targets=judged)
 
 
 def _detected(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest, progress: Progress) -> Evaluation:
@@ -414,10 +402,7 @@ def _detected(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest
     detections = find_objects(
         network, judging.split, categories, levels=levels, at_once=request.batch_size, progress=progress
     ).record()
-    return Evaluation(
-        str(request.model), candidate.form, judging.data, judging.part, detections.images, None, None, 0, {}, {},
-        detections=detections,
-    )  # fmt: skip
+    return _evaluation(candidate, judging, request, detections.images, detections=detections)
 
 
 def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress) -> Evaluation:
@@ -465,12 +450,11 @@ def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: 
     )
     if sureness.near_chance:
         progress.warn(f"{model} is {sureness.text()}; {CHECK}")
-    return Evaluation(
-        model=str(model),
-        form=candidate.form,
-        data=judging.data,
-        part=judging.part,
-        images=accuracy.images,
+    return _evaluation(
+        candidate,
+        judging,
+        request,
+        accuracy.images,
         top1=accuracy.top1,
         top1_full=accuracy.top1_full,
         outputs=candidate.subject.outputs,
