@@ -23,7 +23,7 @@ from edgevit.data.request import (
     check_data,
     check_pictures,
 )
-from edgevit.derivation.allocate.budget import MEASURED_BUDGETS, make_budget
+from edgevit.derivation.allocate.budget import MEASURED_BUDGETS, MeasuredBudget, make_budget
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.methods import baseline_names, method_names, own_method_names
 from edgevit.derivation.options import SUPERNET, describe, parse_assignments, read_options
@@ -192,10 +192,6 @@ class BaseRequest(BaseOptions):
         """The base, by its name in other requests."""
         return self.name
 
-    def opening(self) -> dict[str, Any]:
-        """The arguments of `open_network`."""
-        return {**super().opening(), "new_head": self.new_head}
-
     def check(self) -> None:
         """Refuse a request that cannot be carried out; `edgevit.base` lists the errors."""
         refuse_existing(self.out, overwrite=self.overwrite)
@@ -255,10 +251,6 @@ class Request(BaseOptions):
         ),
     ] = None
     training: Annotated[Training, Nested()] = field(default_factory=Training)
-
-    def opening(self) -> dict[str, Any]:
-        """The arguments of `open_network`."""
-        return {**super().opening(), "new_head": self.new_head}
 
     def _check(
         self, base: str | Path, method: str, options: Mapping[str, Any], unlabelled: str | Path | None = None
@@ -463,6 +455,15 @@ class Deriving(Request):
         if boxes and self.training.augment == "views":
             raise OptionError("--augment views would crop objects away; a detector learns from crop, flip or none")
 
+    def budget(self) -> dict[str, Any]:
+        """The budgets by name; exactly one is not None."""
+        return {name: getattr(self, name) for name in ("rate", "macs", "params", *MEASURED_BUDGETS)}
+
+    @property
+    def quantity(self) -> MeasuredBudget | None:
+        """The name of the budget, if it is one that is measured, or counted by a cost table."""
+        return next((name for name in MEASURED_BUDGETS if getattr(self, name) is not None), None)
+
     @property
     def puts_out_classes(self) -> bool:
         return self.output == OUTPUTS[0]
@@ -567,9 +568,9 @@ class DeriveRequest(Deriving):
             )
         if self.budget_of == "whole":
             raise OptionError("--rest-rate and --budget-of whole both count what reads the pyramid; give one of them")
-        if self.measured is not None:
+        if self.quantity is not None:
             raise OptionError(
-                f"--rest-rate removes more than --{self.measured} measures; give --rate, --macs or --params with it"
+                f"--rest-rate removes more than --{self.quantity} measures; give --rate, --macs or --params with it"
             )
 
     def _check_start(self) -> None:
@@ -602,17 +603,8 @@ class DeriveRequest(Deriving):
             CostTableError: the table cannot be read.
         """
         table = None
-        if self.measured is not None or self.cost_table is not None:
+        if self.quantity is not None or self.cost_table is not None:
             from edgevit.derivation.allocate.cost_table import load_cost_table  # numpy and pydantic: a quarter second
 
             table = None if self.cost_table is None else load_cost_table(self.cost_table)
         make_budget(_NO_LIMIT, _NO_LIMIT, **self.budget(), table=table)
-
-    def budget(self) -> dict[str, Any]:
-        """The budgets by name; exactly one is not None."""
-        return {name: getattr(self, name) for name in ("rate", "macs", "params", *MEASURED_BUDGETS)}
-
-    @property
-    def measured(self) -> str | None:
-        """The name of the budget, if it is one that a cost table counts."""
-        return next((name for name in MEASURED_BUDGETS if getattr(self, name) is not None), None)

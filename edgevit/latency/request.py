@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
-from edgevit.derivation.allocate.budget import MEASURED_BUDGETS, MeasuredBudget
+from edgevit.derivation.allocate.budget import MEASURED_BUDGETS
 from edgevit.derivation.options import read_options
 from edgevit.derivation.request import FPS, MJ, MS, CostTableFile, DeriveRequest, Deriving, Macs, Params, Rate
 from edgevit.errors import OptionError
@@ -60,11 +60,6 @@ class MeetRequest(Deriving):
     among_others: bool = False  # one of several budgets, whose base lies beside its model
 
     @property
-    def quantity(self) -> MeasuredBudget | None:
-        """The option of a measured budget; None: the budget is counted."""
-        return next((name for name in MEASURED_BUDGETS if getattr(self, name) is not None), None)
-
-    @property
     def budgets(self) -> tuple[float, ...]:
         """The numbers of the measured quantity."""
         numbers = None if self.quantity is None else getattr(self, self.quantity)
@@ -101,7 +96,7 @@ class MeetRequest(Deriving):
                 raise OptionError(
                     f"{option} removes more than --{self.quantity} measures; give --rate, --macs or --params with it"
                 )
-        if others := [name for name, value in self._limits().items() if value is not None and name != self.quantity]:
+        if others := [name for name, value in self.budget().items() if value is not None and name != self.quantity]:
             raise OptionError(f"--{others[0]} and --{self.quantity} exclude each other; give one of them")
         if self.budget_of == "whole":
             raise OptionError(
@@ -135,9 +130,6 @@ class MeetRequest(Deriving):
         ]
         return ["run_precision", *names] if self.run_precision else names
 
-    def _limits(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in ("rate", "macs", "params", *MEASURED_BUDGETS)}
-
     @property
     def names_a_folder_alone(self) -> bool:
         """Whether the request states only the folder of an unfinished derivation to continue."""
@@ -165,7 +157,7 @@ class MeetRequest(Deriving):
         """Return the derivation by a table or a counted budget, with some options changed."""
         shared = {field.name: getattr(self, field.name) for field in fields(Deriving)}
         number: dict[str, object] = {str(self.quantity): number for number in self.budgets[:1]}
-        budget: dict[str, object] = {**self._limits(), **NONE_MEASURED, **number, "cost_table": self.cost_table}
+        budget: dict[str, object] = {**self.budget(), **NONE_MEASURED, **number, "cost_table": self.cost_table}
         return DeriveRequest(**{**shared, **budget, **changed})
 
 

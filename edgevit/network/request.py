@@ -111,9 +111,9 @@ class BaseOptions:
     preprocessing: Annotated[Mapping[str, Any], Nested(GivenPreprocessing)] = field(default_factory=dict)
 
     def opening(self) -> dict[str, Any]:
-        """The arguments of `open_base`."""
-        names = ("checkpoint", "pretrained", "model_args", "preprocessing")
-        return {name: getattr(self, name) for name in names}
+        """The arguments of `open_network`, of which some requests have no new head."""
+        names = ("checkpoint", "pretrained", "model_args", "preprocessing", "new_head")
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     def check_base(self, base: str | Path) -> None:
         """Check that the base can be opened with these options; see `check_openable`."""

@@ -225,7 +225,7 @@ def refuse_impossible(derivations: Iterable[DeriveJob]) -> dict[str, BaseSize]:
         request, base, reasons[key] = derivation.request(), _base_of(derivation), ""
         request.check_choices()
         refuse_training(request)
-        is_measured = request.measured and request.cost_table is None
+        is_measured = request.quantity and request.cost_table is None
         if is_measured or not request.puts_out_classes or request.supernet_folder() is not None:
             continue  # refused by their jobs
         if base not in networks:
