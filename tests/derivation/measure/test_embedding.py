@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from edgevit.data.task import open_task
 from edgevit.derivation.measure.embedding import (
     TokenMoments,
     enough_images,
@@ -20,18 +19,11 @@ from edgevit.derivation.measure.statistics import from_triangle
 from edgevit.derivation.measure.thinning import Thinning
 from edgevit.derivation.solve.embedding import flat_basis
 from edgevit.errors import DataError
-from edgevit.network.model import describe
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
 PASSES = open_passes(Training(device="cpu"))
 COLUMNS = [3, 7, 9]
-
-
-@pytest.fixture(scope="module")
-def task(small_vit: Any) -> Any:
-    preprocessing = describe(small_vit(), "vit_tiny_patch16_224", {}).preprocessing
-    return open_task("digits", "3,7,9", preprocessing=preprocessing, base_outputs=10)
 
 
 @pytest.mark.parametrize("args", [{}, {"global_pool": "avg"}], ids=["class token", "pooled before its norm"])

@@ -9,33 +9,13 @@ import torch
 import torch.nn.functional as F
 from letterboxed import content_of, letterboxed
 
-from edgevit.data.task import open_task
 from edgevit.derivation.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.errors import DataError
 from edgevit.network.copies import bare_copy
-from edgevit.network.model import describe
 from edgevit.network.network import Network
 from edgevit.network.output import Features
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
-
-
-@pytest.fixture(scope="module")
-def task(small_vit: Any) -> Any:
-    preprocessing = describe(small_vit(), "vit_tiny_patch16_224", {}).preprocessing
-    return open_task("digits", "3,7,9", preprocessing=preprocessing, base_outputs=10)
-
-
-@pytest.fixture(scope="module")
-def network(small_vit: Any) -> Any:
-    """A small random ViT whose modules put out enough to be felt."""
-    made = small_vit()
-    with torch.no_grad():
-        for block in made.module.blocks:
-            block.attn.proj.weight.mul_(3)
-            block.mlp.fc2.weight.mul_(3)
-        made.module.head.weight.mul_(5)
-    return made.eval()
 
 
 def _felt(network: Any, task: Any, restored: Any = None) -> list[Sensitivity]:

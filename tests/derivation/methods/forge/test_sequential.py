@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from edgevit.data.task import open_task
 from edgevit.derivation.measure.thinning import ALL, Thinning
 from edgevit.derivation.methods.forge import streams
 from edgevit.derivation.methods.forge.sequential import Slim, solve_in_sequence
@@ -20,30 +19,11 @@ from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import OutputError
 from edgevit.network.anatomy import Block
 from edgevit.network.copies import bare_copy
-from edgevit.network.model import describe
 from edgevit.train import products
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
 PASSES = open_passes(Training(device="cpu"))
-
-
-@pytest.fixture(scope="module")
-def task(small_vit: Any) -> Any:
-    preprocessing = describe(small_vit(), "vit_tiny_patch16_224", {}).preprocessing
-    return open_task("digits", "3,7,9", preprocessing=preprocessing, base_outputs=10)
-
-
-@pytest.fixture(scope="module")
-def network(small_vit: Any) -> Any:
-    """A small random ViT whose modules put out enough to be felt."""
-    made = small_vit()
-    with torch.no_grad():
-        for block in made.module.blocks:
-            block.attn.proj.weight.mul_(3)
-            block.mlp.fc2.weight.mul_(3)
-        made.module.head.weight.mul_(5)
-    return made.eval()
 
 
 def _images(task: Any, count: int = 128) -> torch.Tensor:

@@ -3,27 +3,12 @@
 import pytest
 import torch
 
-from edgevit.data.task import open_task
 from edgevit.derivation.methods.skd.masks import masked
 from edgevit.derivation.methods.skd.piad import cut
 from edgevit.derivation.methods.skd.wpac import concentrate_embedding
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.model import describe
-from edgevit.train.passes import open_passes
-from edgevit.train.settings import Training
 
 CPU, COLUMNS = torch.device("cpu"), list(range(10))
-
-
-@pytest.fixture(scope="module")
-def passes():
-    return open_passes(Training(device="cpu", batch_size=32))
-
-
-@pytest.fixture(scope="module")
-def images(small_vit):
-    task = open_task("digits", None, preprocessing=describe(small_vit(), "x", {}).preprocessing, base_outputs=10)
-    return task.train.subset(32)
 
 
 def dims_of(network):

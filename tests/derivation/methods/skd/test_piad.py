@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from edgevit.data.task import open_task
 from edgevit.derivation.allocate.policy import POLICIES, make_policy, smallest
 from edgevit.derivation.measure.embedding import measure_tokens, token_weights
 from edgevit.derivation.methods.skd.dropout import Rival
@@ -29,24 +28,10 @@ from edgevit.derivation.methods.skd.piad import (
 from edgevit.derivation.methods.skd.wpac import concentrate_embedding
 from edgevit.derivation.solve.embedding import encoder
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.model import describe
 from edgevit.network.network import Network
 from edgevit.records.model import WIDTHS
-from edgevit.train.passes import open_passes
-from edgevit.train.settings import Training
 
 CPU, COLUMNS = torch.device("cpu"), list(range(10))
-
-
-@pytest.fixture(scope="module")
-def passes():
-    return open_passes(Training(device="cpu", batch_size=32))
-
-
-@pytest.fixture(scope="module")
-def images(small_vit):
-    task = open_task("digits", None, preprocessing=describe(small_vit(), "x", {}).preprocessing, base_outputs=10)
-    return task.train.subset(32)
 
 
 def dims_of(network):

@@ -10,13 +10,6 @@ from edgevit.derivation.methods.skd.wpac import concentrate, feature_covariances
 from edgevit.derivation.solve.attention import narrow
 from edgevit.network.anatomy import Block, BlockDims, attentions
 from edgevit.network.model import describe
-from edgevit.train.passes import open_passes
-from edgevit.train.settings import Training
-
-
-@pytest.fixture(scope="module")
-def passes():
-    return open_passes(Training(device="cpu", batch_size=32))
 
 
 @pytest.fixture(scope="module")
