@@ -22,6 +22,7 @@ from benchmarks.product import (
     hostile,
     int8,
     load,
+    ready_made,
     real,
     rivals,
     saliency,
@@ -43,8 +44,8 @@ made them: but for DINOv2 and Swin, forge's are of the closed form before 6ee354
 images. The tables of the papers are in [benchmarks/papers](../papers/README.md).
 """
 SCRIPTS = (
-    accuracy, real, backbone, saliency, swin, detection, int8, rivals, transfer, shapes, axes, cost_tables, budgets,
-    equal_latency, derivation_cost, suite, turns, fleet, hostile, load,
+    accuracy, real, backbone, ready_made, saliency, swin, detection, int8, rivals, transfer, shapes, axes, cost_tables,
+    budgets, equal_latency, derivation_cost, suite, turns, fleet, hostile, load,
 )  # fmt: skip
 
 
