@@ -34,7 +34,11 @@ from benchmarks.markdown import RECORDS, Row, screen, table
 from benchmarks.product import real
 
 RATES = (0.5, 0.3, 0.7, 0.8)
-METHODS = ("forge", "snapvit")  # those that read no labels
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # those that read no labels
+    "forge": ("forge", {"cut_tokens": "never"}),
+    "snapvit": ("snapvit", {}),
+    "snapvit-corrected": ("snapvit", {"correct": True}),
+}
 STEPS = (0, 200)  # of distillation, of forge alone
 RECIPE: dict[str, Any] = {"precision": "bf16"}  # beside what edgevit takes by itself: views, 32 in a step
 PROBES = ("knn", "linear")
@@ -110,7 +114,7 @@ def derived_row(method: str, rate: float, steps: int, seed: int, device: str, ca
     if not folder.is_dir():
         derive(
             real.TIMM_NAME, data=real.ensure_pictures(cache) / "unlabelled", output="features", rate=rate, out=folder,
-            method=method, options={"cut_tokens": "never"} if method == "forge" else {}, cache=cache / "derivations",
+            method=METHODS[method][0], options=METHODS[method][1], cache=cache / "derivations",
             training=Training(steps=steps, seed=seed, device=device, **(RECIPE if steps else {})),
             **real.opening(real.SIZE, cache),
         )  # fmt: skip

@@ -61,7 +61,10 @@ RECIPE: dict[str, Any] = {
 }  # fmt: skip
 # Of the base before it is cut: gentle, as a few hundred images are soon learnt by heart.
 BASE_TRAINING: dict[str, Any] = {"steps": 100, "batch_size": 32, "lr": 1e-5, "augment": "flip", "precision": "bf16"}
-METHODS = ("forge", "nuwa", "corp", "torch_pruning", "snapvit", "magnitude")
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in ("forge", "nuwa", "corp", "torch_pruning", "snapvit", "magnitude")},
+    "snapvit-corrected": ("snapvit", {"correct": True}),
+}
 TASKS = {
     "drawings": "twelve kinds of drawn animals, food and plants: about 385 training, 45 validation and 107 test images "
     "in each of five folds, variants of a drawing in one fold, no picture twice",
@@ -293,7 +296,8 @@ def derived_row(settings: Row, device: str, cache: Path) -> Row:
             data=ensure_fold(fold, cache, task),
             rate=settings["rate"],
             out=Path(scratch) / "model",
-            method=settings["method"],
+            method=METHODS[settings["method"]][0],
+            options=METHODS[settings["method"]][1],
             training=Training(**training, **(RECIPE if steps else {})),
             unlabelled=ensure_pictures(cache) / "unlabelled" if "unlabelled" in settings["variant"] else None,
             cache=cache / "derivations",

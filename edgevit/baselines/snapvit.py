@@ -6,15 +6,18 @@ the diagonal lacks. Exponential natural evolution strategies (xNES, Glasmachers 
 candidate is worth the mean cosine similarity of the outputs without its units of lowest score to the whole network's,
 over several shares of MACs removed. One ranking serves all budgets. Nothing is trained, if `--steps 0` says so.
 
+With `correct`, the source's optional step, the output weights of what remains are solved again, site by site. The
+source takes SparseGPT's update: of all weights with zeros in the removed columns it is the one of least squared error
+of the layer's outputs. That is the regression on the remaining inputs which edgevit computes.
+
 Differences from the source, of which this follows the description: the curvature is that of the divergence of the
 outputs, where the source compares crops of an image by DINO's loss; outputs are compared as they are, where the source
-takes principal components of embeddings; the optional correction of weights is left out. Units are ranked by score per
-MAC, as for all methods that rank units.
+takes principal components of embeddings. Units are ranked by score per MAC, as for all methods that rank units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -30,8 +33,10 @@ from edgevit.baselines.common.ranked import AttentionUnits, Grouping, RankOption
 from edgevit.data.task import Split
 from edgevit.derivation.measure.divergence import network_outputs
 from edgevit.derivation.method import Method
+from edgevit.derivation.methods.forge.sequential import Slim, solve_in_sequence
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.network.anatomy import SizeAxis
+from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.train.products import multiplies_bf16
 
@@ -51,9 +56,12 @@ class Config(RankOptions):
     attention: AttentionUnits = "heads"
     calibration_images: int = 32  # The number of training images that curvature and candidates are measured on.
     generations: int = 20  # The number of generations of the evolution; 0 leaves all factors at 1.
+    correct: bool = False  # Whether output weights are solved again, for the inputs that remain.
+    correction_images: int = 512  # The number of training images from which they are solved.
 
     def __post_init__(self) -> None:
-        check_number("snapvit.calibration_images", self.calibration_images, COUNT)
+        for name in ("calibration_images", "correction_images"):
+            check_number(f"snapvit.{name}", getattr(self, name), COUNT)
         check_number("snapvit.generations", self.generations, "[0, 2**31)")
 
 
@@ -140,7 +148,17 @@ def derive(problem: Problem, config: Config) -> Derived:
     with problem.stopwatch.stage("evolution"):
         worth = _Candidates(problem, images, scores).worth
         log_factors = evolve(worth, 2 * len(scores.blocks), config.generations, problem.training.seed)
-    return ranked.derive_by_rank(problem, config, scaled(scores, log_factors))
+    scores = scaled(scores, log_factors)
+    plan = ranked.plan_of(network, scores, ranked.choose_units(problem, config, scores))
+    corrected = partial(_correct, problem, problem.calibration(config.correction_images), plan.kept_blocks)
+    return ranked.finish(problem, plan, change=corrected if config.correct else None)
+
+
+def _correct(problem: Problem, images: Split, kept_blocks: Sequence[int], slim: Network) -> None:
+    tokens = [problem.network.geometry.stages[dims.stage].tokens for dims in problem.network.dims]
+    alike = [(torch.ones(count, dtype=torch.float64),) * 2 for count in tokens]
+    with problem.stopwatch.stage("correction"):
+        solve_in_sequence(problem.network, [Slim(slim, kept_blocks)], images, alike, problem.passes)
 
 
 METHOD = Method(Config, ranked.default_steps, derive, search_space=ranked.search_space, cuts_half_blocks=True)

@@ -270,13 +270,18 @@ def derive_by_rank(problem: Problem, options: RankOptions, scores: Scores) -> De
     return finish(problem, plan_of(problem.network, scores, choose_units(problem, options, scores)))
 
 
-def finish(problem: Problem, plan: Plan, **more_facts: object) -> Derived:
+def finish(
+    problem: Problem, plan: Plan, change: Callable[[Network], None] | None = None, **more_facts: object
+) -> Derived:
     """Realise a plan, train the network and keep its best state on the validation part.
 
     Args:
+        change: changes the network's weights before it is trained.
         more_facts: added to `Derived.facts`.
     """
     slim = realise(problem.network.to(problem.compute.device), plan)
+    if change is not None:
+        change(slim)
     before = score_on_validation(problem, slim)
     distillation = distillation_for(problem, embed=plan.embed)
     done = train_for(problem, slim, distillation=distillation, keep="best")
