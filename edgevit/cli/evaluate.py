@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     from edgevit.engines.request import EvaluateRequest
     from edgevit.exporting.evaluate import Evaluation
-    from edgevit.exporting.targets import MapScore
-    from edgevit.records.derivation import DetectionRecord, RejectedRecord, SimilarityRecord
+    from edgevit.records.derivation import DetectionRecord, MapScore, RejectedRecord, SimilarityRecord
 
 
 @asks(request="edgevit.engines.request:EvaluateRequest")

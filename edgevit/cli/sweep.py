@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from edgevit.jobs.sweep.request import SweepRequest
     from edgevit.records.derivation import JudgedPart
 
+# What the score of maps against masks is, by the output.
+_SCORES = {"map": "overlap with masks", "map:foreground": "IoU with masks", "map:classes": "right pixels"}
+
 
 @asks(request="edgevit.jobs.sweep.request:SweepRequest")
 def main(
@@ -178,8 +181,8 @@ def _sweep_table(folder: Path, sweep: Sweep) -> Table:
     table.add_section()
     for point in sweep.ready_made:
         cost = (format_count(point.macs), format_count(point.params))
-        share = share_text(point.top1, point.images)
-        add(f"{point.folder}.onnx, ready-made", share, *cost, *_latency_cells(point, sweep.base))
+        cells = [text(point) for text in qualities.values()]
+        add(f"{point.folder}.onnx, ready-made", *cells, *cost, *_latency_cells(point, sweep.base))
     return table
 
 
@@ -192,11 +195,32 @@ def _quality_columns(sweep: Sweep) -> dict[str, Callable[[SweepPoint], str]]:
     if sweep.base is not None and sweep.base.probes:
         return {f"top-1 by {name}": partial(_probe_cell, name, sweep.part) for name in sweep.base.probes}
     if not sweep.is_of_features:
-        return {"agreement": lambda point: "" if point.map is None else f"{point.map.agreement:.1%}"}
+        agreement = {"agreement": lambda point: "" if point.map is None else f"{point.map.agreement:.1%}"}
+        return {**agreement, **_score_columns(sweep)}
     return {
         "cosine": lambda point: "" if point.similarity is None else f"{point.similarity.cosine:.4f}",
         "same neighbours": lambda point: "-" if point.likeness is None else f"{point.likeness:.1%}",
     }
+
+
+def _score_columns(sweep: Sweep) -> dict[str, Callable[[SweepPoint], str]]:
+    """The columns of how well maps match masks; empty: the data has none."""
+    judged = [point.targets for point in (*sweep.points, *sweep.ready_made) if point.targets is not None]
+    if not judged:
+        return {}
+    own = any(score.own for score in judged)
+    columns: dict[str, Callable[[SweepPoint], str]]
+    columns = {"own score" if own else _SCORES[sweep.output]: partial(_score_cell, "score", ".4g" if own else ".2%")}
+    if any(score.mean_iou is not None for score in judged):
+        columns["mean IoU"] = partial(_score_cell, "mean_iou", ".2%")
+    if any(score.error is not None for score in judged):
+        columns["mean error"] = partial(_score_cell, "error", ".4f")
+    return columns
+
+
+def _score_cell(name: str, form: str, point: SweepPoint) -> str:
+    value = getattr(point.targets, name, None)
+    return "-" if value is None else format(value, form)
 
 
 def _probe_cell(name: str, part: JudgedPart, point: SweepPoint) -> str:

@@ -33,20 +33,27 @@ class WrittenImages:
     resized: bool  # whether they already have the size that the network reads
 
 
-def write_images(
-    data: Any, *, mean: Sequence[float], std: Sequence[float], function: str, labelled: bool = True
-) -> WrittenImages:
+@dataclass(frozen=True)
+class PreparedImages:
+    """How the network reads images, as a loader has prepared them."""
+
+    size: Sequence[int]  # [3, H, W]
+    mean: Sequence[float]
+    std: Sequence[float]
+
+
+def write_images(data: Any, prepared: PreparedImages, *, function: str, labelled: bool = True) -> WrittenImages:
     """Write images and labels to the cache, under a name by their content; the same images are written once.
 
-    A loader is read once; its values are taken back to bytes by `mean` and `std`. With `labelled` false the images may
-    come without labels, and are of one class.
+    A loader is read once; its values are taken back to bytes by mean and deviation. With `labelled` false the images
+    may come without labels, and are of one class.
 
     Raises:
         TypeError: the data is of another kind.
-        DataError: values or labels are wrong.
+        DataError: values or labels are wrong, or images of a loader have another size.
     """
     names = getattr(getattr(data, "dataset", data), "classes", None) if labelled else None
-    pairs = list(_pairs(data, mean, std, function, labelled))
+    pairs = list(_pairs(data, prepared, function, labelled))
     if not pairs:
         raise DataError(f"the data given to {function} has no images")
     labels = [label for _, label in pairs]
@@ -65,8 +72,48 @@ def write_images(
     return WrittenImages(folder, tuple(map(str, names)), isinstance(data, DataLoader))
 
 
+def write_targets(data: Any, prepared: PreparedImages, *, function: str) -> WrittenImages:
+    """Write the batches (images, targets [B, H, W]) of a loader to the cache: `images/`, and `masks/` in NumPy's form.
+
+    Raises:
+        TypeError: the data is no loader of such batches.
+        DataError: values are wrong, or images have another size.
+    """
+    expected = (
+        f"{function} judges maps by their targets: give a DataLoader of batches (images [B, 3, H, W], targets "
+        "[B, H, W]), or a folder with images/ and masks/ of the same names"
+    )
+    if not isinstance(data, DataLoader):
+        raise TypeError(f"{expected}; it was given a {type(data).__name__}")
+    pictures, masks = list[bytes](), list[Any]()
+    for batch in data:
+        pair = [part for part in batch if isinstance(part, torch.Tensor)] if isinstance(batch, (list, tuple)) else []
+        if len(pair) != 2:
+            raise TypeError(f"{expected}; a batch is a {type(batch).__name__} of {len(pair)} tensors")
+        images, targets = pair[0], pair[1].detach().cpu().numpy()
+        targets = targets[:, 0] if targets.ndim == 4 and targets.shape[1] == 1 else targets
+        if targets.shape != (len(images), *images.shape[2:]):
+            raise DataError(f"{expected}; they are {list(images.shape)} and {list(targets.shape)}")
+        pictures += [png for _, png in _of_batch(images, prepared, function)]
+        masks += [*targets]
+    if not pictures:
+        raise DataError(f"the data given to {function} has no images")
+    content = hashlib.sha256()
+    for png, mask in zip(pictures, masks, strict=True):
+        content.update(png + str(mask.dtype).encode() + np.ascontiguousarray(mask).tobytes())
+    folder = cache_folder("images") / content.hexdigest()[:16]
+    if not folder.is_dir():
+        with new_folder(folder) as temporary:
+            for part in ("images", "masks"):
+                (temporary / part).mkdir()
+            for i, (png, mask) in enumerate(zip(pictures, masks, strict=True)):
+                (temporary / "images" / f"{i:06}.png").write_bytes(png)
+                np.save(temporary / "masks" / f"{i:06}.npy", mask)
+    return WrittenImages(folder, (), resized=True)
+
+
 def _pairs(
-    data: Any, mean: Sequence[float], std: Sequence[float], function: str, labelled: bool
+    data: Any, prepared: PreparedImages, function: str, labelled: bool
 ) -> Iterator[tuple[tuple[str, bytes], int]]:
     """Each image as (name by its content, PNG), and its label; with `labelled` false that is 0."""
     if not labelled and (isinstance(data, np.ndarray) or (isinstance(data, tuple) and len(data) == 2)):
@@ -76,7 +123,7 @@ def _pairs(
             batch = batch if labelled else _with_zeros(batch)
             if not (isinstance(batch, (list, tuple)) and len(batch) == 2 and isinstance(batch[0], torch.Tensor)):
                 raise TypeError(f"{function} takes a DataLoader of batches (images, labels)")
-            yield from zip(_of_batch(batch[0], mean, std), _labels(batch[1]), strict=True)
+            yield from zip(_of_batch(batch[0], prepared, function), _labels(batch[1]), strict=True)
     elif isinstance(data, tuple) and len(data) == 2:
         images, labels = np.asarray(data[0]), _labels(data[1])
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or len(images) != len(labels):
@@ -116,14 +163,21 @@ def _labels(labels: Any) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def _of_batch(images: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> Iterator[tuple[str, bytes]]:
+def _of_batch(images: torch.Tensor, prepared: PreparedImages, function: str) -> Iterator[tuple[str, bytes]]:
     """The images of a batch [B, 3, H, W], whose mean and deviation are undone."""
+    if list(images.shape[1:]) != [*prepared.size]:
+        seen, expected = ("x".join(map(str, size)) for size in (images.shape[1:], prepared.size))
+        raise DataError(
+            f"the loader given to {function} has images of {seen}, and the network reads {expected}: resize them in "
+            "its transform, or give its data set of pictures without one"
+        )
+    mean, std = list(prepared.mean), list(prepared.std)
     scale, shift = (torch.tensor(values).view(1, 3, 1, 1) for values in (std, mean))
     values = images.detach().cpu().float() * scale + shift
     lowest, highest = float(values.min()), float(values.max())
     if not (lowest >= -_ROUNDING and highest <= 1 + _ROUNDING):
         raise DataError(
-            f"values from {lowest:.2f} to {highest:.2f} once mean {list(mean)} and deviation {list(std)} are undone, "
+            f"values from {lowest:.2f} to {highest:.2f} once mean {mean} and deviation {std} are undone, "
             "expected 0 to 1: the loader normalises otherwise; give mean and std as it does"
         )
     for image in (values.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy():

@@ -484,6 +484,7 @@ def open_unlabelled_task(
     check: Sequence[str] = PARTS,
     unlabelled: str | Path | None = None,
     showing: str | Path | Sequence[str | int] | None = None,
+    by_class: bool = False,
     progress: Progress | None = None,
 ) -> Task:
     """Split images into parts without their classes: those in a folder at any depth, or of another kind of data.
@@ -493,14 +494,15 @@ def open_unlabelled_task(
         group_by, check, unlabelled: as for `open_task`.
         showing: classes of annotated objects; images that show none of them are left out of all parts but the test
             part, where nothing is to be taken for one.
+        by_class: whether the images of each class are split as for `open_task`, so that each part has all classes.
 
     Raises:
-        DataError: there are no images, or too few, or none that shows a class.
+        DataError: there are no images, or too few, or none that shows a class; or, by class, they are not sorted.
         OptionError: as for `open_task`.
     """
     _check_fraction(validation_fraction)
     data = _resolved(data)  # names of images and the split are then those of `reopen` and `with_labels`
-    source = open_pictures(data)
+    source = open_source(data) if by_class else open_pictures(data)
     splitting = Splitting(source, validation_fraction, seed, group_by)
     named = {"base_outputs": outputs, "base_names": None}
     task = _gathered(
@@ -509,7 +511,8 @@ def open_unlabelled_task(
     unknown: dict[str, Any] = {
         part: replace(task.part(part), labels=(UNLABELLED,) * len(task.part(part))) for part in PARTS
     }
-    task = replace(task, **unknown)
+    arguments = {**task.arguments, "by_class": True} if by_class else task.arguments
+    task = replace(task, arguments=arguments, **unknown)
     return task if showing is None else _showing(task, showing)
 
 
@@ -554,14 +557,15 @@ def with_labels(task: Task) -> Task:
         for reference in source.references(part, name)
     }
     labelled: dict[str, Any] = {}
+    without = "" if task.arguments.get("by_class") else ", split without labels,"
     for part in PARTS:
         split = task.part(part)
         split = split.at([i for i, reference in enumerate(split.references) if reference in label_of])
         labelled[part] = replace(split, labels=tuple(label_of[reference] for reference in split.references))
         if lacking := [name for i, name in enumerate(source.class_names) if i not in labelled[part].labels]:
             raise DataError(
-                f"the {part} part of {data}, split without labels, has no image of class {lacking[0]!r}; add some, "
-                "give a larger --validation-fraction, or give train/, val/ and test/"
+                f"the {part} part of {data}{without} has no image of class {lacking[0]!r}; add some, give a larger "
+                "--validation-fraction, or give train/, val/ and test/"
             )
     classes = tuple(TargetClass(name, i) for i, name in enumerate(source.class_names))
     return replace(task, classes=classes, **labelled)
@@ -676,7 +680,9 @@ def reopen(
         outputs: dict[str, Any] = {"base_outputs": record.base_outputs, "base_names": record.base_names}
         task = open_task(record.data, names, **outputs, **parting)
     else:
-        task = open_unlabelled_task(record.data, outputs=record.base_outputs, showing=record.showing, **parting)
+        task = open_unlabelled_task(
+            record.data, outputs=record.base_outputs, showing=record.showing, by_class=record.by_class, **parting
+        )
     if task.fingerprint() != record.fingerprint:
         raise DataError(
             f"the images in {record.data} are not those the model was derived from; give others with --data"

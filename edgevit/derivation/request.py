@@ -418,6 +418,7 @@ class Deriving(Request):
     cache: Cache = True
     resume: Annotated[bool, Option(_RESUME.format("derivation"), OUTPUT, common=True)] = False
     overwrite: Annotated[bool, _OVERWRITE] = False
+    by_class: bool = False  # images for features are split class by class, as a sweep's probes will read their labels
 
     @property
     def finetunes_base(self) -> bool:

@@ -27,16 +27,7 @@ from edgevit.exporting.probes import Labelled, probe_features, read_features
 from edgevit.exporting.request import ONNX, JudgeRequest, Part
 from edgevit.exporting.session import OUTPUT_KIND, OnnxModel
 from edgevit.exporting.source import Predict
-from edgevit.exporting.targets import (
-    MapScore,
-    Targets,
-    class_overlaps,
-    find_targets,
-    mean_iou,
-    own_score,
-    read_targets,
-    score_maps,
-)
+from edgevit.exporting.targets import Targets, find_targets, judge_maps
 from edgevit.network.accuracy import measure_accuracy
 from edgevit.network.classifier import with_features
 from edgevit.network.device import find_device
@@ -48,7 +39,14 @@ from edgevit.network.opening import open_network
 from edgevit.network.output import Levels, Logits, Map, Output
 from edgevit.progress import Progress, Silent
 from edgevit.records.class_names import ClassName
-from edgevit.records.derivation import DetectionRecord, Fraction, RejectedRecord, Seed, SimilarityRecord
+from edgevit.records.derivation import (
+    DetectionRecord,
+    Fraction,
+    MapScore,
+    RejectedRecord,
+    Seed,
+    SimilarityRecord,
+)
 from edgevit.records.model import Index, OutputKind, Preprocessing, Rejection, TextPreprocessing
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import EXPORT, suffix_of
@@ -354,31 +352,11 @@ def _judged_by_targets(
         with suppress(CheckpointError):  # a folder from elsewhere, whose code is not run unasked
             network = load(candidate.folder.path)
     module = network.module if network is not None and hasattr(network.module, "score") else None
-    images, size = targets.images, request.batch_size
-    count = len(images) if request.max_images is None else min(request.max_images, len(images))
-    batches = [range(i, min(i + size, count)) for i in range(0, count, size)]
-    scores, errors, overlaps = list[Tensor](), list[Tensor](), list[Tensor]()
-    with progress.stage("evaluate", count, "image") as stage, torch.inference_mode():
-        for positions, (batch, _) in zip(batches, images.read(batches), strict=True):
-            maps = _finite(candidate, output, request, batch).float().cpu()
-            is_of_classes = output.kind == "classes" and module is None
-            expected = read_targets(targets, output, positions, maps.shape[1] if is_of_classes else None)
-            if module is not None:
-                scores.append(own_score(module, maps, expected))
-            else:
-                score, error = score_maps(output, maps, expected)
-                scores.append(score)
-                errors += [] if error is None else [error]
-                overlaps += [class_overlaps(output, maps, expected)] if output.kind == "classes" else []
-            stage.update(positions.stop)
-    mean_error = float(torch.cat(errors).mean()) if errors else None
-    of_images = torch.cat(scores)
-    if output.kind == "classes":
-        of_images = of_images[~of_images.isnan()]
-        if not len(of_images):
-            raise DataError(f"none of the {count} targets in {request.data} has a pixel of a class; give others")
-    iou = mean_iou(torch.stack(overlaps).sum(0)) if overlaps else None
-    judged = MapScore(float(of_images.mean()), mean_error, own=module is not None, mean_iou=iou)
+    count = len(targets.images) if request.max_images is None else min(request.max_images, len(targets.images))
+    judged = judge_maps(
+        candidate.predict, output, targets, module, owner=str(request.model), batch_size=request.batch_size,
+        count=count, progress=progress,
+    )  # fmt: skip
     return Evaluation(str(request.model), candidate.form, str(request.data), "test", count, targets=judged)
 
 

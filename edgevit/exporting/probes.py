@@ -9,8 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgevit.data.splitting import PARTS
 from edgevit.data.task import Split, Task
 from edgevit.errors import ModelError
+from edgevit.records.answers import RightImages
+from edgevit.records.derivation import JudgedPart
 from edgevit.train.ridge import FOLDS, Moments, RidgeRegression, choose_ridge, cross_validate
 
 _NEIGHBOURS, _TEMPERATURE = 20, 0.07  # neighbours and temperature of k-NN, those of DINO
@@ -95,3 +98,13 @@ def probe_features(
     validation = read(task.validation) if "linear" in names else None
     right = probe_answers(names, read(task.train), validation, read(tested))
     return {name: float(of_images.double().mean()) for name, of_images in right.items()}
+
+
+def probe_parts(
+    names: tuple[str, ...], task: Task, read: Callable[[Split], Labelled]
+) -> dict[str, dict[JudgedPart, RightImages]]:
+    """Fit each named probe to a task's training images; return which images of the other parts are right, by part."""
+    train, validation, test = (read(task.part(part)) for part in PARTS)
+    parts: dict[JudgedPart, Labelled] = {"validation": validation, "test": test}
+    right = {part: probe_answers(names, train, validation, tested) for part, tested in parts.items()}
+    return {name: {part: RightImages.of(right[part][name].tolist()) for part in parts} for name in names}

@@ -7,6 +7,7 @@ NumPy arrays [H, W] in `.npy` files.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +19,17 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
 
-from edgevit.data.sources import open_pictures
+from edgevit.data.sources import IMAGES, MASKS, has_masks, open_pictures
 from edgevit.data.task import UNLABELLED, Split
-from edgevit.errors import DataError
+from edgevit.errors import DataError, ModelError
 from edgevit.network.output import Map
 from edgevit.network.weights import first_line
+from edgevit.progress import Progress
+from edgevit.records.derivation import MapScore
 from edgevit.records.pictures import UNREADABLE, open_picture
 from edgevit.records.reading import transform_settings
+from edgevit.records.writing import file_sha256
 
-IMAGES, MASKS = "images", "masks"
 _UNJUDGED = 255  # the number of pixels that belong to no class, as in PASCAL VOC and Cityscapes
 
 
@@ -37,19 +40,9 @@ class Targets:
     images: Split
     files: tuple[Path, ...]
 
-
-@dataclass(frozen=True)
-class MapScore:
-    """How well maps match their targets; score and error are means over images."""
-
-    # Score of the module's own function; else IoU of foreground, share of right pixels, or overlap of values.
-    score: float
-    # Mean absolute error of values, or of the probability of foreground; None: maps of another kind.
-    error: float | None
-    own: bool = False  # whether the score is that of the module's own function
-    # Mean IoU of the classes that occur in targets or maps, over the pixels of all images; None: maps of another kind,
-    # or judged by their own function.
-    mean_iou: float | None = None
+    def sha256(self, count: int | None = None) -> str:
+        """Hash the files of the first targets, or of all."""
+        return hashlib.sha256(" ".join(map(file_sha256, self.files[:count])).encode()).hexdigest()
 
 
 def find_targets(data: str | Path | None, preprocessing: Mapping[str, Any]) -> Targets | None:
@@ -58,24 +51,28 @@ def find_targets(data: str | Path | None, preprocessing: Mapping[str, Any]) -> T
     Raises:
         DataError: an image has no target, or several.
     """
-    if data is None or not (Path(data) / MASKS).is_dir() or not (Path(data) / IMAGES).is_dir():
+    if data is None or not has_masks(data):
         return None
+    source = open_pictures(Path(data) / IMAGES)
+    images = [r for part in source.parts for name in source.class_names for r in source.references(part, name)]
+    return targets_of(Split(source, tuple(images), (UNLABELLED,) * len(images), preprocessing), data)
+
+
+def targets_of(images: Split, data: str | Path) -> Targets:
+    """Find the targets of some images of a folder that has masks; raises as `find_targets` does."""
     masks: dict[Path, list[Path]] = {}
     for file in sorted((Path(data) / MASKS).rglob("*")):
         if file.is_file() and not file.name.startswith("."):
             masks.setdefault(file.relative_to(Path(data) / MASKS).with_suffix(""), []).append(file)
-    source = open_pictures(Path(data) / IMAGES)
-    images = [r for part in source.parts for name in source.class_names for r in source.references(part, name)]
     files = []
-    for image in map(str, images):
+    for image in map(str, images.references):
         stem = Path(image).relative_to(Path(data) / IMAGES).with_suffix("")
         of_image = masks.get(stem, [])
         if len(of_image) != 1:
             named = " and ".join(file.name for file in of_image) or "none"
             raise DataError(f"{image} needs one target, {Path(data) / MASKS / stem}.png or .npy, and has {named}")
         files += of_image
-    split = Split(source, tuple(images), (UNLABELLED,) * len(images), preprocessing)
-    return Targets(split, tuple(files))
+    return Targets(images, tuple(files))
 
 
 def _values(file: Path, output: Map) -> np.ndarray[Any, Any]:
@@ -210,3 +207,56 @@ def mean_iou(overlaps: Tensor) -> float | None:
     """The mean IoU of the classes that occur, by the sum of their `class_overlaps`; None: no pixel is judged."""
     both, either = overlaps[:, overlaps[1] > 0]
     return float((both / either).mean()) if len(either) else None
+
+
+def judge_maps(
+    predict: Callable[[Tensor], Tensor],
+    output: Map,
+    targets: Targets,
+    module: nn.Module | None,
+    *,
+    owner: str,
+    batch_size: int,
+    count: int | None = None,
+    progress: Progress,
+) -> MapScore:
+    """Score maps against their targets, by the `score` of the user's module if there is one.
+
+    Args:
+        owner: the model, for messages.
+        count: how many images, the first; None: all.
+
+    Raises:
+        ModelError: a map is not finite.
+        DataError: maps and targets differ in size, or no pixel of them is judged.
+    """
+    images = targets.images
+    total = len(images) if count is None else min(count, len(images))
+    batches = [range(i, min(i + batch_size, total)) for i in range(0, total, batch_size)]
+    scores, errors, overlaps = list[Tensor](), list[Tensor](), list[Tensor]()
+    with progress.stage("evaluate", total, "image") as stage, torch.inference_mode():
+        for positions, (batch, _) in zip(batches, images.read(batches), strict=True):
+            maps = predict(batch).float().cpu()
+            if not bool(maps.isfinite().all()):
+                raise ModelError(f"{owner}: its maps of test images are not finite; derive or export it again")
+            is_of_classes = output.kind == "classes" and module is None
+            expected = read_targets(targets, output, positions, maps.shape[1] if is_of_classes else None)
+            if module is not None:
+                scores.append(own_score(module, maps, expected))
+            else:
+                score, error = score_maps(output, maps, expected)
+                scores.append(score)
+                errors += [] if error is None else [error]
+                overlaps += [class_overlaps(output, maps, expected)] if output.kind == "classes" else []
+            stage.update(positions.stop)
+    mean_error = float(torch.cat(errors).mean()) if errors else None
+    of_images = torch.cat(scores)
+    if output.kind == "classes":
+        of_images = of_images[~of_images.isnan()]
+        if not len(of_images):
+            raise DataError(
+                f"none of the {total} targets in {targets.files[0].parent} has a pixel of a class; give others"
+            )
+    iou = mean_iou(torch.stack(overlaps).sum(0)) if overlaps else None
+    own = module is not None
+    return MapScore(float(of_images.mean()), mean_error, own, iou, targets.sha256(total))

@@ -13,6 +13,8 @@ from edgevit.records.release import CONFIG, READER, ReleaseFacts
 
 # Sizes that timm's name of a network says; others depend on the images and the classes of the training.
 _OF_NAME = ("patch_size", "embed_dim", "depth", "mlp_ratio", "depths", "num_heads", "window_size")
+# transformers' kinds of networks whose blocks have a LayerScale.
+_WITH_LAYER_SCALE = ("dinov2", "dinov2_with_registers", "dinov3_vit")
 
 
 def check_sizes(
@@ -34,6 +36,12 @@ def check_sizes(
         raise CheckpointError(
             f"{file} contradicts the weights: model_type is {kind}, and they are of the family {name_of(family)}, of "
             f"which edgevit reads {', '.join(family.interchange.model_types)}; {READER.hint}"
+        )
+    has_scale = shapes.get("init_values") is not None
+    if kind is not None and (kind in _WITH_LAYER_SCALE) != has_scale:
+        raise CheckpointError(
+            f"{file} contradicts the weights: model_type is {kind}, and they have {'a' if has_scale else 'no'} "
+            f"LayerScale; {READER.hint}"
         )
     if _is_stated(name, release) and family.interchange.guessed_name(weights.state) is None:
         raise CheckpointError(

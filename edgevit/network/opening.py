@@ -17,6 +17,7 @@ from torchvision.models import WeightsEnum
 
 from edgevit.errors import CheckpointError, OptionError, UnsupportedModelError
 from edgevit.network.agreement import check_architecture, check_sizes
+from edgevit.network.arguments import check_arguments
 from edgevit.network.builder import builder_parts, built, is_builder
 from edgevit.network.copies import without_values
 from edgevit.network.creation import check_timm_name, create_timm_network, norm_eps, try_once
@@ -248,10 +249,17 @@ def _name_of(state: Mapping[str, Tensor], file: Path, release: ReleaseFacts, pro
     Raises:
         CheckpointError: they are of no supported network.
     """
-    if release.architecture is not None and timm.is_model(release.architecture):
+    families = [load_family(name) for name in family_names()]  # which may add networks to timm's
+    if release.architecture is not None:
+        if not timm.is_model(release.architecture):
+            raise CheckpointError(
+                f"{release.folder / CONFIG} says architecture {release.architecture}, which timm {timm.__version__} "
+                "does not have: shapes do not tell its activation, norms and pooling; give timm's name of a network "
+                f"that computes the same, and --checkpoint {file}"
+            )
         progress.note(f"{file} is of {release.architecture}, as {CONFIG} beside it says")
         return release.architecture
-    for family in map(load_family, family_names()):
+    for family in families:
         interchange = family.interchange
         if (name := interchange.guessed_name(interchange.named(state).state)) is not None:
             progress.note(f"{file} is taken to be of {name}, by its shapes; BASE and --checkpoint give another name")
@@ -280,7 +288,12 @@ def _filled(
     weights = interchange.named(state)
     shapes = interchange.shape_arguments(weights.state)
     check_sizes(release, name, family, weights, shapes, args)
-    stated = {**_stated_arguments(release, args, shapes), **args}
+    by_files = _stated_arguments(release, args, shapes)
+    try:
+        check_arguments(by_files, f"{release.folder / CONFIG}: ")
+    except OptionError as error:
+        raise CheckpointError(str(error)) from error
+    stated = {**by_files, **args}
     if "norm_eps" not in args and norm_eps(usual) == {stated.get("norm_eps")}:
         del stated["norm_eps"]
     if texts := [f"{key}={value}" for key, value in stated.items() if key not in args]:

@@ -72,6 +72,7 @@ class DataRecord:
     copies: dict[_Part, Index] = field(default_factory=dict)
     unlabelled: UnlabelledRecord | None = None
     showing: tuple[ClassName, ...] | None = None  # classes of objects that a detector is to find; None: all
+    by_class: bool = False  # whether images of no `classes` were split class by class, for probes of their features
 
     @property
     def images_sha256(self) -> str:
@@ -362,6 +363,21 @@ class MapRecord:
             f"{self.agreement:.1%} agreement with the base's on {self.images} test images (mean absolute error "
             f"{self.error:.3g})"
         )
+
+
+@dataclass(frozen=True)
+class MapScore:
+    """How well maps match their targets; score and error are means over images."""
+
+    # Score of the module's own function; else IoU of foreground, share of right pixels, or overlap of values.
+    score: float
+    # Mean absolute error of values, or of the probability of foreground; None: maps of another kind.
+    error: float | None
+    own: bool = False  # whether the score is that of the module's own function
+    # Mean IoU of the classes that occur in targets or maps, over the pixels of all images; None: maps of another kind,
+    # or judged by their own function.
+    mean_iou: float | None = None
+    targets_sha256: Sha256 | None = None  # hash of the files of the targets; None: an older edgevit did not record it
 
 
 @dataclass(frozen=True)

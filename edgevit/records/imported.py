@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgevit.errors import CheckpointError
 from edgevit.records.answers import RightImages
-from edgevit.records.derivation import DataRecord, Fraction, JudgedPart, Seed
+from edgevit.records.derivation import DataRecord, Fraction, JudgedPart, MapScore, Seed
 from edgevit.records.documents import Reader
 from edgevit.records.export import Batch
 from edgevit.records.kinds import RecordKind
@@ -58,6 +59,9 @@ class ImportedDocument:
     data: DataRecord | None = None
     # Which images of `data` it classifies correctly, by part; judged as a ready-made model.
     answers: dict[JudgedPart, RightImages] = field(default_factory=dict)
+    # The same by each probe of its features, which is fitted to training images of `data`.
+    probes: dict[str, dict[JudgedPart, RightImages]] = field(default_factory=dict)
+    targets: MapScore | None = None  # score of its maps on test images of `data`; None: it gives none, or is not judged
     macs: Count | None = None  # MACs of one image; None: an older edgevit did not count them
     params: Count | None = None
     edgevit: str
@@ -69,9 +73,13 @@ class ImportedDocument:
         channels = "1 channel" if self.outputs == 1 else f"{self.outputs} channels"
         return texts.get(self.output_kind, f"a map of {self.output_kind} in {channels}")
 
-    def is_judged_on(self, data: DataRecord) -> bool:
-        """Whether `answers` are to these images."""
-        return bool(self.answers) and self.data is not None and self.data.images_sha256 == data.images_sha256
+    def is_judged_on(self, data: DataRecord, probe: Collection[str] = ()) -> bool:
+        """Whether it was judged on these images; features by these probes."""
+        if self.data is None or self.data.images_sha256 != data.images_sha256:
+            return False
+        if self.output_kind == "features":
+            return bool(probe) and self.probes.keys() >= {*probe}
+        return bool(self.answers) or self.targets is not None
 
     def fault(self) -> str | None:
         """Describe a contradiction, as the end of a sentence that starts with the file's name; None: there is none."""

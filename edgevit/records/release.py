@@ -260,8 +260,10 @@ def _arguments(config: _Content, file: Path) -> _Content:
         for key, usual in (("hidden_act", "gelu"), ("layer_norm_eps", 1e-5)):
             if (value := config.get(key, usual)) != usual:
                 raise CheckpointError(f"{file} has {value!r} as {key}, expected {usual!r}")
-    elif config.get("layer_norm_eps") is not None and _is_of_transformers(config):
-        arguments["norm_eps"] = config["layer_norm_eps"]
+    elif (eps := config.get("layer_norm_eps")) is not None and _is_of_transformers(config):
+        if type(eps) not in (int, float) or not 0 <= eps < 1:
+            raise CheckpointError(f"{file} has {eps!r} as layer_norm_eps, expected a number from 0 to 1; {READER.hint}")
+        arguments["norm_eps"] = eps
     by_timm = config.get("model_args")
     return arguments | (by_timm if isinstance(by_timm, dict) else {})
 

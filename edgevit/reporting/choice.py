@@ -490,6 +490,8 @@ def _of_model(
         neighbours=similarity.same_neighbours if similarity else None,
         agreement=derivation.map.agreement if derivation and derivation.map else None,
         precision_of_boxes=boxes.derived.boxes.ap if boxes and boxes.derived else None,
+        score=model.targets.score if model.targets else None,
+        error=model.targets.error if model.targets else None,
         knn=model.probes.get("knn"),
         linear=model.probes.get("linear"),
         **_accuracy(model, None),  # type: ignore[arg-type]

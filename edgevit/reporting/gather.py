@@ -26,7 +26,7 @@ from edgevit.jobs.jobs_file import RESULTS
 from edgevit.jobs.jobs_table import TABLE_KIND
 from edgevit.jobs.sweep.record import read_sweep
 from edgevit.records.answers import RightImages
-from edgevit.records.derivation import DerivationRecord, JudgedPart
+from edgevit.records.derivation import DerivationRecord, JudgedPart, MapScore
 from edgevit.records.documents import Reader
 from edgevit.records.engine import EngineRecord
 from edgevit.records.export import ExportRecord
@@ -70,6 +70,7 @@ class GatheredModel:
     history: tuple[dict[str, object], ...] = ()
     # Top-1 of each probe of its features, as a sweep recorded it; empty: no sweep did.
     probes: Mapping[str, float] = field(default_factory=dict)
+    targets: MapScore | None = None  # score of its maps against masks, as a sweep recorded it; None: no sweep did
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -108,6 +109,7 @@ class Evidence:
     reader: RunReader = field(default_factory=lambda: RunReader(_READER))
     # Top-1 of each probe of features, by the hash of the model's weights.
     probes: dict[str, dict[str, float]] = field(default_factory=dict)
+    targets: dict[str, MapScore] = field(default_factory=dict)  # scores of maps, by the hash of the model's weights
     costs: list[FleetCost] = field(default_factory=list)  # costs of the fleets whose plans were given
     fleets: set[Path] = field(default_factory=set)  # job folders of these fleets
     _notes: set[Skipped] = field(default_factory=set)  # everything that was ever added to `skipped`
@@ -162,9 +164,21 @@ def gather(paths: Sequence[Path]) -> Evidence:
         raise OptionError(
             f"nothing to report in {', '.join(map(str, paths))}: no model folder and no run{skipped_note}"
         )
-    probed = [replace(model, probes=evidence.probes.get(model.weights_sha256, {})) for model in evidence.models]
-    evidence.models = _with_own_names(probed)
+    evidence.models = _with_own_names(_with_worth(model, evidence) for model in evidence.models)
     return evidence
+
+
+def _with_worth(model: GatheredModel, evidence: Evidence) -> GatheredModel:
+    """Add what features or maps are worth: as a sweep recorded it, or of a ready-made model as its own record says."""
+    if (imported := model.imported) is not None:
+        return replace(model, probes=_on_test(imported.probes), targets=imported.targets)
+    sha256 = model.weights_sha256
+    return replace(model, probes=evidence.probes.get(sha256, {}), targets=evidence.targets.get(sha256))
+
+
+def _on_test(probes: Mapping[str, Mapping[JudgedPart, RightImages]]) -> dict[str, float]:
+    """The share of right test images of each probe."""
+    return {name: right["test"].right / right["test"].images for name, right in probes.items()}
 
 
 def _folder_of(plan: Path, evidence: Evidence) -> Path:
@@ -316,7 +330,7 @@ def _take_job(evidence: Evidence, file: Path) -> None:
 
 
 def _take_sweep(evidence: Evidence, file: Path) -> None:
-    """List the models of a sweep whose folders are missing, and take its probes; ignore other files of that name."""
+    """List the models of a sweep whose folders are missing, and take what others are worth; ignore other files."""
     content = evidence.read(file, lambda: _SWEPT.json(file, dict[str, object])) or {}
     points = content.get("points") if "request" in content else None
     for point in points if isinstance(points, list) else ():
@@ -325,9 +339,12 @@ def _take_sweep(evidence: Evidence, file: Path) -> None:
             evidence.skip(f"{file}, {name}", f"its folder {file.parent / name} is gone")
     with suppress(EdgeVitError):
         for swept in read_sweep(file.parent).points if points else ():
-            if swept.probes is not None and swept.weights_sha256 is not None:
-                on_test = {name: right["test"].right / right["test"].images for name, right in swept.probes.items()}
-                evidence.probes[swept.weights_sha256] = on_test
+            if swept.weights_sha256 is None:
+                continue
+            if swept.probes is not None:
+                evidence.probes[swept.weights_sha256] = _on_test(swept.probes)
+            if swept.targets is not None:
+                evidence.targets[swept.weights_sha256] = swept.targets
 
 
 def _with_own_names(models: Iterable[GatheredModel]) -> list[GatheredModel]:

@@ -31,6 +31,10 @@ class EntryRecord:
     # Share of an image's ten nearest test images, by its features, that are also the base's nearest.
     neighbours: float | None = None
     agreement: float | None = None  # agreement of its maps with the base's, the mean over test images
+    # Score of its maps against the masks of a sweep's test images: IoU of foreground, share of right pixels, overlap of
+    # values, or what the module's own function says.
+    score: float | None = None
+    error: float | None = None  # mean absolute error of its maps on the same images
     precision_of_boxes: float | None = None  # average precision of the boxes that a detector finds in test images
     knn: float | None = None  # top-1 of a nearest-neighbour classifier of its features, on the images of a sweep
     linear: float | None = None  # top-1 of a linear classifier of its features, on the images of a sweep

@@ -14,7 +14,7 @@ from edgevit.numbers import check_number
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.writing import write_whole, writing
 from edgevit.reporting.choice import Panel, not_shown, panels
-from edgevit.reporting.gather import Evidence, gather
+from edgevit.reporting.gather import Evidence, GatheredModel, gather
 from edgevit.reporting.page import as_html
 from edgevit.reporting.request import FORMATS, Format, ReportRequest
 from edgevit.reporting.tables import as_csv, as_json, as_markdown
@@ -147,21 +147,21 @@ def _judge_files(files: Sequence[Path], evidence: Evidence, progress: Progress) 
     The folder is one of the evidence that the same file was imported to, or the one where `edgevit export` writes it.
 
     Raises:
-        OptionError: the models were judged on no images of classes, or on several sets of them.
+        OptionError: the models were judged on no images, on several sets of them, or by no probes or masks.
         EdgeVitError: as `edgevit.exporting.imported.ready_made.judge_ready_made` raises.
     """
-    judged = {
-        task_of(m).images_key: (m.derivation.data, m.document.preprocessing)
-        for m in evidence.models
-        if m.derivation is not None and m.derivation.data is not None and m.document is not None and m.class_names
-    }
+    derived = [m for m in evidence.models if m.derivation and m.derivation.data and m.document]
+    derived = [m for m in derived if m.class_names] or derived  # classifiers, where there are any
+    judged = {task_of(model).images_key: model for model in derived}
     if len(judged) > 1:
         raise OptionError(
             f"the models were judged on {len(judged)} sets of images, and --beside needs one; give folders of one task"
         )
     if not judged:
         raise OptionError("no model here says on which images it was judged, as --beside needs; derive one with --data")
-    ((data, preprocessing),) = judged.values()
+    (model,) = judged.values()
+    assert model.derivation is not None and model.derivation.data is not None
+    data, probe = model.derivation.data, _probe_of(derived)
     imported = {model.imported.file_sha256: model.folder for model in evidence.models if model.imported}
     folders = []
     for file in files:
@@ -169,9 +169,34 @@ def _judge_files(files: Sequence[Path], evidence: Evidence, progress: Progress) 
         folder = imported.get(sha256, ModelFolder(file.with_suffix("")))
         folders.append(folder.path)
         document = folder.imported() if folder.is_imported else None
-        if document is not None and document.file_sha256 == sha256 and document.is_judged_on(data):
+        is_same = document is not None and document.file_sha256 == sha256 and document.is_judged_on(data, probe)
+        if is_same and document is not None and document.targets is None:  # else masks may have changed
             continue
-        from edgevit.exporting.imported.ready_made import judge_ready_made
+        from edgevit.exporting.imported.ready_made import DerivedModels, judge_ready_made
 
-        judge_ready_made(file, folder, data, preprocessing, progress)
+        judge_ready_made(file, folder, DerivedModels.of(model.folder, probe), progress)
     return folders
+
+
+def _probe_of(models: Sequence[GatheredModel]) -> tuple[str, ...]:
+    """The probes by which features were judged; empty: the models give something else.
+
+    Raises:
+        OptionError: nothing tells how good their features or maps are.
+    """
+    assert models[0].document is not None
+    kind = models[0].document.output_kind
+    if kind == "boxes":
+        raise OptionError("--beside is for classifiers, features and maps, and these models find boxes; leave it out")
+    probe = tuple(dict.fromkeys(name for model in models for name in model.probes))
+    if kind == "features" and not probe:
+        raise OptionError(
+            "no model here was judged by probes, as --beside needs for features: sweep with --output features --probe "
+            "knn,linear, and give that folder"
+        )
+    if kind not in ("features", "logits") and not any(model.targets for model in models):
+        raise OptionError(
+            "no model here was judged by masks, as --beside needs for maps: sweep with --data that has images/ and "
+            "masks/, and give that folder"
+        )
+    return probe

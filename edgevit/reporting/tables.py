@@ -82,6 +82,8 @@ COLUMNS = (
     Column("k-NN", _field("knn"), lambda e: "-" if e.knn is None else f"{e.knn:.2%}"),
     Column("linear probe", _field("linear"), lambda e: "-" if e.linear is None else f"{e.linear:.2%}"),
     Column("like the base's", _field("agreement"), lambda e: "-" if e.agreement is None else f"{e.agreement:.1%}"),
+    Column("by masks", _field("score"), _digits("score")),
+    Column("mean error", _field("error"), _digits("error")),
     Column(
         "AP of boxes",
         _field("precision_of_boxes"),

@@ -17,7 +17,7 @@ from edgevit.cli.console import Console
 from edgevit.cli.sweep import show_sweep
 from edgevit.jobs.sweep.record import FinetunedBase, Latency, Sweep, SweepPoint, read_sweep, write_sweep
 from edgevit.records.answers import RightImages
-from edgevit.records.derivation import SimilarityRecord, StartRecord
+from edgevit.records.derivation import MapRecord, MapScore, SimilarityRecord, StartRecord
 from edgevit.text import format_count
 
 NETWORK = ["vit_tiny_patch16_224", *(w for k, v in ARGS.items() for w in ("--model-arg", f"{k}={v}"))]
@@ -208,6 +208,43 @@ def test_a_ready_made_model_has_a_row_and_a_point_and_a_line_where_it_is_better(
     assert line in shown.splitlines()
     write_sweep(tmp_path, replace(sweep, ready_made=(replace(points[2], right=200),)))
     assert "deriving pays" not in edgevit_main("show", tmp_path).out
+
+
+def test_ready_made_features_and_maps_have_rows_with_the_figures_of_the_models(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    latency = Latency("p50", 1, 1, None, None)
+    base, rival = (
+        SweepPoint(folder, None, right, 4, 9_000, 450, latency, probes={"knn": {"validation": which}})
+        for folder, right, which in (
+            ("base", 3, RightImages.of([1, 1, 1, 0])),
+            ("dino", 2, RightImages.of([1, 1, 0, 0])),
+        )
+    )
+    created, versions = "2026-01-01T00:00:00+00:00", {"edgevit": "0.1.0"}
+    features = Sweep({"output": "features"}, "validation", created, versions, (base,), ready_made=(rival,))
+    show_sweep(Console(), Path("runs/s"), features)
+    assert f"dino.onnx, ready-made │ 50.00 % (15.0 to 85.0) │ {format_count(9_000)} │ 450 │" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+    small = SweepPoint(
+        "r0.5", 0.5, None, 12, 4_500, 225, latency, map=MapRecord(12, 0.1, 0.875, 0.05), targets=MapScore(0.61, 0.04)
+    )
+    base, rival = (
+        SweepPoint(name, None, None, 12, 9_000, 450, latency, targets=MapScore(score, 0.03))
+        for name, score in (("base", 0.65), ("unet", 0.71))
+    )
+    maps = Sweep({"output": "map:foreground"}, "test", created, versions, (base, small), ready_made=(rival,))
+    show_sweep(Console(), Path("runs/s"), maps)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "agreement, IoU with masks, mean error on 12 test images" in shown
+    assert "r0.5 │ 87.5% │ 61.00% │ 0.0400 │" in shown and "unet.onnx, ready-made │ │ 71.00% │ 0.0300 │" in shown
+    own = replace(maps, ready_made=(replace(rival, targets=MapScore(-3.25, None, own=True)),))
+    show_sweep(Console(), Path("runs/s"), own)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "agreement, own score, mean error" in shown and "unet.onnx, ready-made │ │ -3.25 │ - │" in shown
 
 
 def test_the_table_fits_80_columns_and_says_what_stands_for_the_p50(

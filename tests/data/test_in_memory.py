@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from edgevit.data.in_memory import write_images
+from edgevit.data.in_memory import PreparedImages, write_images, write_targets
 from edgevit.errors import DataError
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
+PREPARED = PreparedImages((3, 4, 5), MEAN, STD)
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), dtype=np.uint8)
 LABELS = [0, 1, 2, 0, 1, 2]
 
@@ -25,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(data: Any) -> Any:
-    return write_images(data, mean=MEAN, std=STD, function="edgevit.derive")
+    return write_images(data, PREPARED, function="edgevit.derive")
 
 
 def pixels(folder: Path) -> dict[str, set[bytes]]:
@@ -63,7 +64,7 @@ def test_images_without_labels_are_of_one_class() -> None:
 
     tensors = TensorDataset(*loader().dataset.tensors[:1])  # type: ignore[attr-defined]
     forms = [PIXELS, (PIXELS, LABELS), Pictures(), loader(), DataLoader(tensors, batch_size=4)]
-    results = [write_images(form, mean=MEAN, std=STD, function="edgevit.derive", labelled=False) for form in forms]
+    results = [write_images(form, PREPARED, function="edgevit.derive", labelled=False) for form in forms]
     assert len({result.folder for result in results}) == 1 and len(list(results[0].folder.rglob("*.png"))) == 6
     with pytest.raises(TypeError, match=r"edgevit\.derive takes"):
         written(PIXELS)
@@ -93,14 +94,40 @@ def test_the_names_of_a_data_set_are_those_of_its_classes() -> None:
         ((PIXELS, [-1] * 6), DataError, "expected classes from 0 on"),
         ([(torch.zeros(3, 4, 4), 0)], TypeError, "a data set of PIL images and labels, and its images are Tensor"),
         ([], DataError, "has no images"),
-        (DataLoader(TensorDataset(torch.zeros(2, 3, 4, 4))), TypeError, r"batches \(images, labels\)"),
+        (DataLoader(TensorDataset(torch.zeros(2, 3, 4, 5))), TypeError, r"batches \(images, labels\)"),
         (
-            DataLoader(TensorDataset(torch.full((2, 3, 4, 4), 200.0), torch.zeros(2, dtype=torch.long))),
+            DataLoader(TensorDataset(torch.full((2, 3, 4, 5), 200.0), torch.zeros(2, dtype=torch.long))),
             DataError,
             "expected 0 to 1: the loader normalises otherwise",
+        ),
+        (
+            DataLoader(TensorDataset(torch.zeros(2, 3, 4, 4), torch.zeros(2, dtype=torch.long))),
+            DataError,
+            r"loader given to edgevit\.derive has images of 3x4x4, and the network reads 3x4x5: resize them",
         ),
     ],
 )  # fmt: skip
 def test_other_data_is_refused(data: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         written(data)
+
+
+def test_targets_of_a_loader_are_files_beside_its_images() -> None:
+    images = loader().dataset.tensors[0]  # type: ignore[attr-defined]
+    targets = torch.rand(6, 4, 5, generator=torch.Generator().manual_seed(0))
+    forms = [targets, targets[:, None]]
+    loaders = [DataLoader(TensorDataset(images, form), batch_size=4) for form in forms]
+    first, second = (write_targets(form, PREPARED, function="edgevit.evaluate").folder for form in loaders)
+    assert first == second and len(list(first.rglob("*.*"))) == 12
+    for i, pixels in enumerate(PIXELS):
+        assert np.array_equal(np.asarray(Image.open(first / "images" / f"{i:06}.png")), pixels)
+        assert np.array_equal(np.load(first / "masks" / f"{i:06}.npy"), targets[i])
+    others = DataLoader(TensorDataset(images, targets + 1), batch_size=4)
+    assert write_targets(others, PREPARED, function="edgevit.evaluate").folder != first
+    for data, error, message in (
+        ((PIXELS, LABELS), TypeError, r"give a DataLoader of batches .*; it was given a tuple"),
+        (DataLoader(TensorDataset(images)), TypeError, "a batch is a list of 1 tensors"),
+        (loader(), DataError, r"they are \[4, 3, 4, 5\] and \[4\]"),
+    ):
+        with pytest.raises(error, match=message):
+            write_targets(data, PREPARED, function="edgevit.evaluate")

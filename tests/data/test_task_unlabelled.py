@@ -132,3 +132,18 @@ def test_a_relative_path_gives_the_names_and_the_split_of_the_absolute_one(
         task = open_unlabelled_task(given, **options)
         assert task.fingerprint() == expected.fingerprint() == reopen(task.record(), PREPROCESSING).fingerprint()
         assert with_labels(task).test.labels == tuple("/dog/" in str(file) for file in expected.test.references)
+
+
+def test_class_folders_are_split_class_by_class_where_probes_will_read_them(
+    tmp_path: Path, image_folder: Callable[..., Path]
+) -> None:
+    data = image_folder(tmp_path / "photos", {"cat": 40, "dog": 3})
+    options: dict[str, Any] = {"preprocessing": PREPROCESSING, "outputs": 1}
+    with pytest.raises(DataError, match=r"part of .*photos, split without labels, has no image of class 'dog'; add"):
+        with_labels(open_unlabelled_task(data, **options))
+    task = open_unlabelled_task(data, by_class=True, **options)
+    classes = open_task(data, None, preprocessing=PREPROCESSING, base_outputs=2)
+    for part in ("train", "validation", "test"):
+        assert task.part(part).references == classes.part(part).references and {*task.part(part).labels} == {UNLABELLED}
+        assert with_labels(task).part(part).labels == classes.part(part).labels
+    assert not task.classes and reopen(task.record(), PREPROCESSING).fingerprint() == task.fingerprint()

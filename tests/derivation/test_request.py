@@ -22,7 +22,8 @@ from edgevit.records.unfinished import open_partial, partial_folder
 from edgevit.request import options_of, plain_request
 from edgevit.train.settings import Training
 
-NOT_OPTIONS = {"job", "at_least", "at_least_embed"}  # which derive-many itself gives, and a search for a budget
+# Which derive-many itself gives, a search for a budget, and a sweep by probes.
+NOT_OPTIONS = {"job", "at_least", "at_least_embed", "by_class"}
 COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
 ASKED = options_of(DeriveRequest)
 NAMES = [pytest.param(one, id=one.field) for one in ASKED]

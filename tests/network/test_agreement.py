@@ -85,6 +85,7 @@ def test_a_folder_of_timm_that_contradicts_its_weights_is_refused(
         ({"qkv_bias": False}, "qkv_bias is False, in the weights True"),
         ({"model_type": "resnet"}, "model_type is resnet, and they are of the family vit, of which edgevit reads vit,"),
         ({"model_type": "swin"}, "model_type is swin, and they are of the family vit, of which edgevit reads vit,"),
+        ({"model_type": "dinov2"}, "model_type is dinov2, and they have no LayerScale; correct the file"),
     ],
     ids=lambda changed: next(iter(changed), None) if isinstance(changed, dict) else "",
 )
@@ -93,6 +94,29 @@ def test_a_folder_of_transformers_that_contradicts_its_weights_is_refused(
 ) -> None:
     state = hugging_face(small_vit().state_dict(), "vit.")
     assert told in refused(write(tmp_path / "m", state, {**VIT, **changed}))
+
+
+def test_weights_of_dinov2_are_of_no_plain_vit(small_vit: Any, tmp_path: Path) -> None:
+    state = hugging_face(small_vit(init_values=0.1).state_dict(), "dinov2.")
+    told = refused(write(tmp_path / "m", state, {**DINOV2, "model_type": "vit"}))
+    assert "model_type is vit, and they have a LayerScale; correct the file" in told
+
+
+def test_a_network_that_timm_does_not_have_is_not_guessed(small_vit: Any, tmp_path: Path) -> None:
+    network = small_vit()
+    folder = write(tmp_path / "m", network.state_dict(), {**TIMM, "architecture": "vit_of_next_year"})
+    with pytest.raises(
+        CheckpointError, match=r"config\.json says architecture vit_of_next_year, which timm .* does not"
+    ):
+        open_network(folder)
+    assert torch.equal(outputs(open_base(NAME, checkpoint=folder, model_args={"num_heads": 2})), outputs(network))
+
+
+def test_an_argument_of_the_wrong_kind_is_said_to_be_in_config_json(small_vit: Any, tmp_path: Path) -> None:
+    config = {**TIMM, "model_args": {**ARGS, "norm_eps": "abc"}}
+    folder = write(tmp_path / "m", small_vit().state_dict(), config)
+    with pytest.raises(CheckpointError, match=rf"^{folder}/config\.json: norm_eps=abc is not possible; give a number"):
+        open_network(folder)
 
 
 def test_a_network_whose_last_block_is_missing_is_opened_only_where_an_option_says_so(

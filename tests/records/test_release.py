@@ -92,6 +92,7 @@ def test_preprocessing_that_timm_has_not_is_named(tmp_path: Path) -> None:
         ({"id2label": {"0": "a", "1": 3}}, "names of outputs that are not text"),
         ({"num_attention_heads": 2, "hidden_act": "selu"}, "has 'selu' as hidden_act, expected one of gelu"),
         ({"depths": [2, 2], "layer_norm_eps": 1e-6}, "has 1e-06 as layer_norm_eps, expected 1e-05"),
+        ({"model_type": "vit", "layer_norm_eps": "abc"}, "has 'abc' as layer_norm_eps, expected a number from 0 to 1"),
         ({"depths": [2, 2], "hidden_act": "relu"}, "has 'relu' as hidden_act, expected 'gelu'"),
         ({"pretrained_cfg": {"std": [0, 1, 1]}}, "its preprocessing has 0 as std.0"),
         ({"pretrained_cfg": {"crop_pct": "big"}}, "its preprocessing has 'big' as crop_pct"),

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from model_folders import some_spec
 from small_base import PREPROCESSING
-from some_report import GOOD, accuracies, derived, turns, write_folder
+from some_report import DATA, GOOD, accuracies, derived, turns, write_folder
 from tiny_cnn import write_cnn
 
 from edgevit.data.task import open_task
@@ -19,6 +20,7 @@ from edgevit.exporting.current import current_export
 from edgevit.exporting.request import FilesRequest
 from edgevit.records.answers import PartAnswers, RightImages
 from edgevit.records.derivation import AccuracyRecord, DataRecord, ValidationRecord
+from edgevit.records.model import BuilderFacts
 from edgevit.records.model_folder import ModelFolder
 from edgevit.reporting.run import report
 from edgevit.reporting.tables import answer
@@ -115,3 +117,24 @@ def test_what_cannot_stand_beside_the_models_is_refused(data: DataRecord, tmp_pa
     write_folder(tmp_path / "models" / "other", derivation=derived(GOOD))
     with pytest.raises(OptionError, match="were judged on 2 sets of images, and --beside needs one"):
         report([tmp_path / "models"], ready_made=[file], format="md")
+
+
+def test_features_and_maps_need_a_sweep_that_judged_them(tmp_path: Path) -> None:
+    file = write_cnn(tmp_path / "cnn.onnx", ["3", "5", "8"], steps=0)
+    of_data = {
+        "classes": (), "timm_args": {"num_classes": 0, "depth": 2}, "base": replace(some_spec().base, outputs=0)
+    }  # fmt: skip
+    for kind, told in (
+        (
+            "features",
+            "judged by probes, as --beside needs for features: sweep with --output features --probe knn,linear",
+        ),
+        ("foreground", "judged by masks, as --beside needs for maps: sweep with --data that has images/ and masks/"),
+        ("boxes", "--beside is for classifiers, features and maps, and these models find boxes; leave it out"),
+    ):
+        model = derived(GOOD, data=replace(DATA, classes=()))
+        head = {} if kind == "features" else {"output": kind, "builder": BuilderFacts("build", "backbone", "c" * 64)}
+        write_folder(tmp_path / kind / "m", derivation=model, **{**of_data, **head})
+        with pytest.raises(OptionError, match=told):
+            report([tmp_path / kind], ready_made=[file], format="md")
+    assert not (tmp_path / "cnn").exists()

@@ -107,7 +107,7 @@ def test_what_to_know_before_believing_it_is_told(made: list[Panel], found: Evid
 
 def test_columns_without_a_figure_are_left_out(made: list[Panel]) -> None:
     assert [c.title for c in columns(made[2])] == ["model", "p50 ms", "p99 ms", "images/s", "memory MiB"]
-    assert len(columns(made[0])) == len(COLUMNS) - 7  # no gates, no features or probes, no maps and no boxes
+    assert len(columns(made[0])) == len(COLUMNS) - 9  # no gates, no features or probes, no maps and no boxes
     wide = replace(made[0], entries=tuple(e for e in made[0].entries if e.title != "t1"))
     assert "embedding" not in [c.title for c in columns(wide)], "one width tells nothing"
 

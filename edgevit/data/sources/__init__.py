@@ -25,6 +25,7 @@ from edgevit.records.reading import AS_STORED, Reading
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+IMAGES, MASKS = "images", "masks"  # folders of pictures, and of the maps that networks are to give for them
 Part = Literal["train", "validation", "test"]
 Reference = str | int  # what a source needs to read one image: a path, or an index
 
@@ -134,6 +135,11 @@ def open_unlabelled(data: str | Path) -> tuple[ImageSource, list[Reference]]:
     if not references:
         raise DataError(f"{data} holds no images; give a folder that has some, at any depth")
     return source, references
+
+
+def has_masks(data: str | Path) -> bool:
+    """Whether data is a folder of images and of target maps."""
+    return (Path(data) / IMAGES).is_dir() and (Path(data) / MASKS).is_dir()
 
 
 def open_pictures(data: str | Path) -> ImageSource:

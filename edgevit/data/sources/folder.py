@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from edgevit.data.sources import Part, Reference
+from edgevit.data.sources import IMAGES, Part, Reference, has_masks
 from edgevit.errors import DataError
 from edgevit.records.class_names import class_name as composed
 from edgevit.records.pictures import read_picture
@@ -234,12 +234,13 @@ def open_source(data: str) -> Folder:
 
 
 def open_images(data: str) -> Images:
-    return Images(Path(data))
+    """Images at any depth; masks are none."""
+    return Images(Path(data) / IMAGES if has_masks(data) else Path(data))
 
 
 def open_pictures(data: str) -> Images:
     """Images at any depth; those below `train/`, `val/` and `test/` are in these parts."""
-    images = Images(Path(data))
+    images = open_images(data)
     train, validation, test = _part_folders(images.root)
     if validation and not test:
         validation, test = None, validation

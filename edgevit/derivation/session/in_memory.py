@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from edgevit.data.in_memory import write_images
+from edgevit.data.in_memory import PreparedImages, write_images, write_targets
 from edgevit.network.from_module import path_of
 from edgevit.network.model import Headless
 from edgevit.network.opening import open_network
+from edgevit.network.output import Map
 
 IN_MEMORY = {"base": nn.Module, "name": nn.Module, "model": nn.Module, "data": Any}  # types besides paths
 
@@ -22,7 +23,8 @@ def as_files(keywords: Mapping[str, Any], function: str, *, base: str = "base") 
     Args:
         base: the keyword that may be a module.
 
-    Images of a loader are read without resizing. Classes have the data set's names, or their numbers.
+    Images of a loader are read without resizing. Classes have the data set's names, or their numbers. A map
+    is evaluated by targets, which a loader has in place of labels.
 
     Raises:
         TypeError: the base or the data is of another kind.
@@ -40,8 +42,12 @@ def as_files(keywords: Mapping[str, Any], function: str, *, base: str = "base") 
     opening = {key: changed[key] for key in ("checkpoint", "pretrained", "model_args") if key in changed}
     opened = open_network(changed[base], **({} if of_module else opening))
     settings = {**opened.preprocessing, **{key: changed[key] for key in ("mean", "std") if changed.get(key)}}
+    prepared = PreparedImages(settings["input_size"], settings["mean"], settings["std"])
     labelled = changed.get("output", "classes") == "classes"
-    images = write_images(data, mean=settings["mean"], std=settings["std"], function=function, labelled=labelled)
+    if base == "model" and not isinstance(opened, Headless) and isinstance(opened.output, Map):
+        images, labelled = write_targets(data, prepared, function=function), False
+    else:
+        images = write_images(data, prepared, function=function, labelled=labelled)
     changed["data"] = images.folder
     if images.resized:
         changed.setdefault("crop_pct", 1.0)

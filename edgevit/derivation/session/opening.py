@@ -152,6 +152,7 @@ def open_without_labels(base: Model | Headless, request: Deriving, progress: Pro
         skip_bad_images=request.skip_bad_images,
         unlabelled=request.unlabelled,
         showing=request.classes,
+        by_class=request.by_class,
         progress=progress,
     )
     if not isinstance(base.output, Levels):  # a level of a pyramid has one unit for the thousands of its values

@@ -55,7 +55,7 @@ from edgevit.version import written_by
 Target = TypeVar("Target", bound=FilesRequest)
 _TOLERANCE = 1e-4  # relative L2 error of the imported file against the original
 _ROUNDED_TOLERANCE = 2e-2  # accepted error of a file that rounds: ONNX Runtime may fuse its nodes in another order
-_WRITER = "edgevit_version"  # metadata key of files that edgevit wrote
+WRITER = "edgevit_version"  # metadata key of files that edgevit wrote
 
 
 def simplified(file: Path, model: onnx.ModelProto, shape: list[int | str], output: str) -> ir.Model:
@@ -96,7 +96,7 @@ def _outputs(file: Path, images: Any, output: str | None = None) -> Any:
         return session.run(output and [output], {input.name: values})[0].astype(np.float32)
 
 
-def _expected(file: Path, images: Any, output: str | None) -> Any:
+def expected_outputs(file: Path, images: Any, output: str | None) -> Any:
     """The outputs [B, ...] of the original file.
 
     Raises:
@@ -116,7 +116,7 @@ def _expected(file: Path, images: Any, output: str | None) -> Any:
     return outputs
 
 
-def _fitting(shape: Sequence[int]) -> list[str]:
+def fitting_outputs(shape: Sequence[int]) -> list[str]:
     """The words of `--output` for what may have this shape [B, ...], the likeliest first."""
     if len(shape) == 2:
         return ["classes", "features"]
@@ -131,7 +131,7 @@ def _kind_of(request: FilesRequest, shape: Sequence[int], size: Sequence[int], p
     Raises:
         OptionError: they cannot be what is requested, or the shape does not tell it.
     """
-    fitting, maps = _fitting(shape), f"{request.model} maps {shape[0]} images to {list(shape)}"
+    fitting, maps = fitting_outputs(shape), f"{request.model} maps {shape[0]} images to {list(shape)}"
     if request.output is not None:
         if request.output not in fitting:
             raise OptionError(f"{maps}, which is not {request.output}; give --output {' or '.join(fitting)}")
@@ -173,7 +173,7 @@ def _own_subject(request: FilesRequest, metadata: Mapping[str, str]) -> Subject 
         CheckpointError: the metadata is damaged.
         OptionError: --output is given, or the file has levels of a detector, which only its model folder can judge.
     """
-    if _WRITER not in metadata:
+    if WRITER not in metadata:
         return None
     subject = open_onnx(request.model, "cpu").subject
     if request.output is not None:
@@ -272,7 +272,7 @@ def _write_onnx(
     count, first = (2, "batch") if batch == "dynamic" else (batch, batch)
     refuse_huge(file, [count, *size])
     images = np.random.default_rng(0).standard_normal((count, *size)).astype(np.float32)
-    expected = _expected(file, images, request.output_name)
+    expected = expected_outputs(file, images, request.output_name)
     kind = kind or _kind_of(request, expected.shape, size, progress)
     output = output_of(kind, ())
     if isinstance(output, Map) and expected.ndim == 3:
@@ -367,7 +367,15 @@ def imported(request: Target, progress: Progress | None = None) -> Target:
         with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
             document = import_file(request, ModelFolder(Path(scratch)), progress)
         before = target.imported()
-        alike = replace(before, edgevit=document.edgevit, macs=document.macs, params=document.params, answers={})
+        alike = replace(
+            before,
+            edgevit=document.edgevit,
+            macs=document.macs,
+            params=document.params,
+            answers={},
+            probes={},
+            targets=None,
+        )
         if alike != document:
             raise OutputError(
                 f"{target.path} has another file, or {before.file} with other options; choose another --out"

@@ -1,7 +1,7 @@
 """sweep.json: the options of a sweep, and the result at each rate.
 
 Classifiers are judged by their answers, and features by those of the probes fitted to them. Without labels, features
-and maps are judged by how like the base's they are.
+and maps are judged by how like the base's they are, and maps by masks where there are any.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgevit.data.pairs import Loss, RightCount, loss_of, recalled_text
 from edgevit.errors import SweepError
 from edgevit.records.answers import RightImages
 from edgevit.records.belonging import weights_fault
-from edgevit.records.derivation import JudgedPart, MapRecord, Share, SimilarityRecord, StartRecord
+from edgevit.records.derivation import JudgedPart, MapRecord, MapScore, Share, SimilarityRecord, StartRecord
 from edgevit.records.documents import Reader
 from edgevit.records.kinds import RecordKind, Versions
 from edgevit.records.model import Count, Index, Sha256
@@ -85,6 +85,7 @@ class SweepPoint(OnImages):
     similarity: SimilarityRecord | None = None
     # Likeness of the model's map to the base's; None: it is the base, or has other outputs.
     map: MapRecord | None = None
+    targets: MapScore | None = None  # score of its maps on test images; None: the data has no masks, or others
 
     @property
     def likeness(self) -> Share | None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from edgevit.board.request import Threads
 from edgevit.data.classes import listed
 from edgevit.data.request import Data, check_data
+from edgevit.data.sources import has_masks
 from edgevit.derivation.methods import method_names
 from edgevit.derivation.options import describe
 from edgevit.derivation.request import (
@@ -138,12 +139,25 @@ class SweepRequest(Request):
                 "a sweep does not compare detectors yet; derive one at each rate, which tells what it finds"
             )
         if self.output != OUTPUTS[0]:
-            options = {"--beside": bool(self.ready_made), "--split": self.part is not None and not self.probe}
-            refuse_classes(self.output, options)
+            refuse_classes(self.output, {"--split": self.part is not None and not self.probe})
+            self._check_beside()
         if self.probe and not puts_out_features(self.output):
             raise OptionError(f"--probe is for --output features, and the output is {self.output}; leave it out")
         if self.probe:
             check_data(self.data)
+
+    def _check_beside(self) -> None:
+        """Refuse --beside where nothing tells how good features or maps are that are not the base's."""
+        if self.ready_made and puts_out_features(self.output) and not self.probe:
+            raise OptionError(
+                "--beside: features of another network are compared by what they are worth; give --probe knn,linear, "
+                "and --data with a folder for each class"
+            )
+        if self.ready_made and not puts_out_features(self.output) and not has_masks(self.data):
+            raise OptionError(
+                f"--beside: maps of another network are compared by target maps, and {self.data} has none; give --data "
+                "with images/, and their targets in masks/ by the same names"
+            )
 
     def _of_training(self) -> dict[str, object]:
         """The options of the base's training that differ from their defaults."""
@@ -169,7 +183,7 @@ class SweepRequest(Request):
         resumed = {"out": folder, "resume": has_state(partial_folder(folder))}
         names = ("method", "options", "output", "derive_from", "base_steps", "cache")
         conditions = {name: getattr(self, name) for name in names}
-        return DeriveRequest(**{**shared, **resumed, **conditions}, rate=rate)
+        return DeriveRequest(**{**shared, **resumed, **conditions}, rate=rate, by_class=bool(self.probe))
 
     def opening(self) -> dict[str, object]:
         """The arguments with which the base is opened."""

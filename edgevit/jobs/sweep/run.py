@@ -7,32 +7,36 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from edgevit.board.bench import bench
 from edgevit.board.comparison import compare_within, decisive
 from edgevit.board.request import BenchRequest, Conditions
 from edgevit.data.loading import workers_for
-from edgevit.data.splitting import PARTS
+from edgevit.data.sources import has_masks
 from edgevit.data.task import Split, Task, open_unlabelled_task, reopen, with_labels
 from edgevit.derivation.cache import shared_cache
-from edgevit.derivation.request import OUTPUTS, BaseRequest, DeriveRequest
+from edgevit.derivation.request import OUTPUTS, BaseRequest, DeriveRequest, puts_out_features
 from edgevit.derivation.session.base import base as write_base
 from edgevit.derivation.session.derive import derive_first
 from edgevit.derivation.session.in_memory import IN_MEMORY, as_files
 from edgevit.derivation.session.resolved import versions
 from edgevit.errors import BudgetError, DataError, EdgeVitError, SweepError
 from edgevit.exporting.current import current_export
-from edgevit.exporting.imported.ready_made import check_classifier, judge_ready_made
-from edgevit.exporting.probes import Labelled, probe_answers, read_features
-from edgevit.exporting.request import FilesRequest, ready_made_files
+from edgevit.exporting.imported.ready_made import DerivedModels, check_ready_made, judge_ready_made
+from edgevit.exporting.probes import Labelled, probe_parts, read_features
+from edgevit.exporting.request import OUTPUT_KINDS, FilesRequest, ready_made_files
 from edgevit.exporting.session import find_runtime
+from edgevit.exporting.targets import Targets, find_targets, judge_maps
 from edgevit.jobs.folder import working_in
 from edgevit.jobs.runners import Job, Results, run_here
 from edgevit.jobs.sweep.record import BASE, RECORD, FinetunedBase, Latency, Sweep, SweepPoint, read_sweep, write_sweep
-from edgevit.jobs.sweep.record import PARTS as JUDGED_PARTS
 from edgevit.jobs.sweep.request import SweepRequest
 from edgevit.network.device import find_device
 from edgevit.network.folder import load
+from edgevit.network.model import Headless
+from edgevit.network.opening import open_network
+from edgevit.network.output import Map
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.answers import RightImages
 from edgevit.records.derivation import DerivationRecord, JudgedPart
@@ -107,15 +111,19 @@ class _Work:
             with self.progress.stage("features", len(images), "image") as stage:
                 return read_features(lambda batch: network(batch.to(device)), images, size, workers, stage.update)
 
-        parts = {part: read(task.part(part)) for part in PARTS}
-        right = {
-            part: probe_answers(self.request.probe, parts["train"], parts["validation"], parts[part])
-            for part in JUDGED_PARTS
-        }
-        return {
-            name: {part: RightImages.of(right[part][name].tolist()) for part in JUDGED_PARTS}
-            for name in self.request.probe
-        }
+        return probe_parts(self.request.probe, task, read)
+
+    def scored(self, point: SweepPoint, targets: Targets) -> SweepPoint:
+        """The point with the score of its maps against their targets; raises as `judge_maps` does."""
+        network, device = load(self.out / point.folder), find_device(self.request.training.device)
+        output, module = network.output, network.module if hasattr(network.module, "score") else None
+        assert isinstance(output, Map)
+        network.to(device)
+        score = judge_maps(
+            lambda images: network(images.to(device)), output, targets, module, owner=point.folder,
+            batch_size=self.request.training.batch, progress=self.progress,
+        )  # fmt: skip
+        return replace(point, targets=score)
 
 
 def _model(request: DeriveRequest, _: Results, progress: Progress, derivations: int) -> DerivationRecord:
@@ -190,18 +198,39 @@ def sweep(request: SweepRequest, progress: Progress | None = None) -> Sweep:
     request.check()
     with working_in(request.out, "the rates that are not done"), shared_cache(request.cache) as shared:
         work = _Work(replace(request, cache=shared), OnlyOnce(progress or Silent()))
-        for file in ready_made_files(request.ready_made):
-            check_classifier(file)  # before derivations of hours
+        # Before derivations of hours.
+        _check_beside(request)
         if request.probe:
             _check_labels(request)
-        return _measured(_with_ready_made(_derived(_opened(request), work), work), work)
+        return _measured(_with_ready_made(_with_scores(_derived(_opened(request), work), work), work), work)
+
+
+def _check_beside(request: SweepRequest) -> None:
+    """Refuse files of --beside that do not give what the base gives, and masks that are missing."""
+    files, options = ready_made_files(request.ready_made), dict[str, Any](request.opening())
+    if not files:
+        return
+    if request.output == OUTPUTS[0]:
+        for file in files:
+            check_ready_made(file, "logits")
+        return
+    del options["base_classes"]
+    base = open_network(request.base, **options)
+    is_of_features = puts_out_features(request.output)
+    kind = "features" if is_of_features else OUTPUT_KINDS[request.output]
+    size, module = base.preprocessing["input_size"], None if isinstance(base, Headless) else base.module
+    for file in files:
+        check_ready_made(file, kind, size, own_score=hasattr(module, "score"))
+    if not is_of_features:
+        find_targets(request.data, {})
 
 
 def _check_labels(request: SweepRequest) -> None:
     """Refuse images of which a part lacks a class; no image is read."""
     options = {name: getattr(request, name) for name in ("validation_fraction", "group_by")}
     seed = request.training.seed
-    with_labels(open_unlabelled_task(request.data, preprocessing={}, outputs=1, check=(), seed=seed, **options))
+    options |= {"seed": seed, "by_class": True}
+    with_labels(open_unlabelled_task(request.data, preprocessing={}, outputs=1, check=(), **options))
 
 
 def _opened(request: SweepRequest) -> Sweep:
@@ -277,22 +306,50 @@ def _derived(record: Sweep, work: _Work) -> Sweep:
     return settled
 
 
+def _with_scores(record: Sweep, work: _Work) -> Sweep:
+    """Judge maps by the masks of the data, if it has any; if that fails, it is told, unless --beside needs it.
+
+    Raises:
+        DataError: masks are missing, or not of the size of the maps.
+    """
+    models = DerivedModels.of(ModelFolder(work.out / record.derived[0].folder))
+    if record.is_of_features or work.is_of_classes or not has_masks(models.data.data):
+        return record
+    try:
+        targets = models.targets(models.preprocessing)
+        now = targets.sha256()
+        points = tuple(
+            point if point.targets and point.targets.targets_sha256 == now else work.scored(point, targets)
+            for point in record.points
+        )
+    except DataError as error:
+        if work.request.ready_made:
+            raise
+        work.progress.warn(f"the models are not judged by masks: {error}")
+        return record
+    settled = replace(record, points=points)
+    if settled != record:
+        write_sweep(work.out, settled)
+    return settled
+
+
 def _with_ready_made(record: Sweep, work: _Work) -> Sweep:
     """Judge and export the files of --beside on the images of the models."""
-    model = ModelFolder(work.out / record.derived[0].folder)
-    derivation = model.derivation()
-    assert derivation is not None and derivation.data is not None
+    models = DerivedModels.of(ModelFolder(work.out / record.derived[0].folder), work.request.probe)
     points = {point.folder: point for point in record.ready_made}
     for file in ready_made_files(work.request.ready_made):
         folder = ModelFolder(work.out / file.stem)
-        document = judge_ready_made(file, folder, derivation.data, model.document().preprocessing, work.progress)
+        document = judge_ready_made(file, folder, models, work.progress)
         work.progress.note(f"{file.name}: export")
         current_export(FilesRequest(model=folder.path, fp16=False, accuracy=False), work.progress)
-        answers = document.answers[record.part]
+        probes = {name: document.probes[name] for name in models.probe} or None
+        judged = document.answers or (probes[models.probe[0]] if probes else None)
+        answers = judged and judged[record.part]
+        right, images = (answers.right, answers.images) if answers else (None, models.data.images.test)
         assert document.macs is not None and document.params is not None
         point = SweepPoint(
-            file.stem, None, answers.right, answers.images, document.macs, document.params, judged=document.answers,
-            weights_sha256=document.weights_sha256,
+            file.stem, None, right, images, document.macs, document.params, judged=judged, probes=probes,
+            weights_sha256=document.weights_sha256, targets=document.targets,
         )  # fmt: skip
         earlier = points.get(file.stem)
         if earlier is None or replace(earlier, latency=None) != point:

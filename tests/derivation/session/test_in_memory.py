@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from dense_networks import write_depth
 from PIL import Image
 from safetensors.torch import save_file
 from small_models import ARGS, random_base
 from torch.utils.data import DataLoader, TensorDataset
 
 import edgevit
-from edgevit.errors import OptionError
+from edgevit.errors import DataError, OptionError
 
 OPTIONS = {"rate": 0.5, "steps": 0, "device": "cpu", "accept_weak_base": True, "cache": False, "workers": 0}
 
@@ -46,6 +48,25 @@ def test_arrays_and_a_loader_of_them_are_judged_alike(module: torch.nn.Module, t
     of_arrays = edgevit.evaluate(module, data=(pixels, labels), device="cpu", **crop)
     of_loader = edgevit.evaluate(module, data=loader, device="cpu")
     assert of_arrays.top1 == of_loader.top1 and of_arrays.images == of_loader.images > 0
+
+
+def test_maps_are_judged_by_the_targets_of_a_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_depth(tmp_path).rename(tmp_path / "depth_of_a_loader.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = import_module("depth_of_a_loader").build().eval()
+    images = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)).mul(255).round() / 255
+    prepared = (images - 0.5) / 0.5  # as timm's configuration of the ViT in it says
+    with torch.inference_mode():
+        targets = module(prepared)[:, 0]
+    loader = DataLoader(TensorDataset(prepared, targets), batch_size=4)
+    judged = edgevit.evaluate(module, data=loader, device="cpu").targets
+    assert judged is not None and judged.score == pytest.approx(1, abs=1e-3) and judged.error < 1e-3
+    labelled = DataLoader(TensorDataset(prepared, torch.zeros(6, dtype=torch.long)), batch_size=4)
+    with pytest.raises(
+        DataError, match=r"edgevit\.evaluate judges maps by their targets: give a DataLoader of batches"
+    ):
+        edgevit.evaluate(module, data=labelled, device="cpu")
 
 
 def test_a_module_is_exported_to_a_new_model_folder(module: torch.nn.Module, tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ from small_base import derive, write_checkpoint
 from small_models import ARGS, random_base
 
 import edgevit
-from edgevit.data.task import open_task
-from edgevit.derivation.session.opening import Opened, resumable
+from edgevit.data.splitting import PARTS
+from edgevit.data.task import open_task, reopen
+from edgevit.derivation.request import DeriveRequest
+from edgevit.derivation.session.opening import Opened, open_without_labels, resumable
 from edgevit.errors import DataError, Interrupted
 from edgevit.network.model import describe
 from edgevit.records.unfinished import differences
@@ -49,6 +51,19 @@ def test_an_unfinished_run_goes_on_with_the_same_images_and_not_with_others_of_t
     first = resolved({"cat": 10, "dog": 200})
     assert differences(first, resolved({"cat": 10, "dog": 200})) == []
     assert differences(first, resolved({"cat": 200, "dog": 10})) == ["the content of data differs"]
+
+
+def test_images_for_features_are_split_class_by_class_where_a_sweep_will_probe_them(tmp_path, image_folder):
+    data = image_folder(tmp_path / "photos", {"cat": 40, "dog": 3})
+    base = describe(random_base(depth=1), "vit_tiny_patch16_224", {**ARGS, "depth": 1})
+    asked = {"base": "b", "data": data, "out": tmp_path / "m", "output": "features", "rate": 0.5, "cache": False}
+    asked["training"] = Training(device="cpu")
+    probed, plain = (
+        open_without_labels(base, DeriveRequest(**asked, by_class=by_class), RecordedProgress()).task
+        for by_class in (True, False)
+    )
+    assert [sum("dog" in str(file) for file in probed.part(part).references) for part in PARTS] == [1, 1, 1]
+    assert plain.fingerprint() != probed.fingerprint() == reopen(probed.record(), base.preprocessing).fingerprint()
 
 
 @pytest.mark.quick("42-0.3-True")

@@ -7,16 +7,21 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from bright_map import write_bright_map, write_masks
+from dense_networks import write_frames
 from foreign_onnx import write_vit
+from PIL import Image
 from recorded_progress import RecordedProgress
-from small_base import PREPROCESSING
+from small_base import PREPROCESSING, fewer_digits
 from tiny_cnn import write_cnn
+from torch import nn
 
-from edgevit.data.task import open_task
+from edgevit.data.task import open_task, open_unlabelled_task
 from edgevit.engines.run import evaluate
 from edgevit.errors import CheckpointError, DataError, EdgeVitError, ExportError, OptionError, OutputError
-from edgevit.exporting.imported.ready_made import check_classifier, judge_ready_made
+from edgevit.exporting.imported.ready_made import DerivedModels, check_ready_made, judge_ready_made
 from edgevit.records.derivation import DataRecord
 from edgevit.records.imported import ImportedDocument
 from edgevit.records.model_folder import ModelFolder
@@ -40,7 +45,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judge(file: Path, data: DataRecord, told: RecordedProgress | None = None) -> ImportedDocument:
-    return judge_ready_made(file, ModelFolder(file.with_suffix("")), data, OF_MODELS, told or RecordedProgress())
+    models = DerivedModels(data, OF_MODELS)
+    return judge_ready_made(file, ModelFolder(file.with_suffix("")), models, told or RecordedProgress())
 
 
 @pytest.mark.parametrize(("name", "columns"), [("some", [1, 0, 2]), ("all", [5, 3, 8])])
@@ -70,7 +76,9 @@ def test_the_judgement_is_kept_with_the_file(files: Path, data: DataRecord, tmp_
     assert judge(file, data, told) == document and (tmp_path / "some" / "onnx.json").stat().st_mtime_ns == written
     assert told.notes == [f"{tmp_path / 'some'} has the answers of some.onnx to these images: reused"]
     others = replace(data, fingerprint="0" * 64)
-    with pytest.raises(OutputError, match=r"some is some\.onnx for 3 classes of digits, and the models are for 3"):
+    with pytest.raises(
+        OutputError, match=r"some is some\.onnx for images of 3 classes of digits, and the models are for oth"
+    ):
         judge(file, others)
     shutil.copy(files / "all.onnx", file)
     with pytest.raises(OutputError, match=r"has another some\.onnx than .*; remove the folder, or rename the file"):
@@ -112,7 +120,7 @@ def test_a_file_of_other_outputs_is_refused(data: DataRecord, tmp_path: Path) ->
 
 def test_a_map_is_not_compared_by_classes(data: DataRecord, tmp_path: Path) -> None:
     file = write_vit(tmp_path / "m.onnx", depth=1, output="map")
-    with pytest.raises(CheckpointError, match=r"m\.onnx gives a map of values in 1 channel, and is compared by"):
+    with pytest.raises(CheckpointError, match=r"to \[2, 1, 32, 32\], and the models give a number for each class"):
         judge(file, data)
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
@@ -128,7 +136,7 @@ def test_a_file_that_takes_another_size_than_its_preprocessing_is_refused(data: 
 
 
 def test_what_is_no_classifier_is_refused_before_anything_is_derived(files: Path, tmp_path: Path) -> None:
-    check_classifier(files / "some.onnx")
+    check_ready_made(files / "some.onnx", "logits")
     cases: list[tuple[bytes, type[EdgeVitError], str]] = [
         (b"no ONNX at all", CheckpointError, "is not an ONNX file, or is damaged"),
         ((files / "some.onnx").read_bytes()[:2000], CheckpointError, "not an ONNX file|not a complete ONNX file"),
@@ -137,4 +145,82 @@ def test_what_is_no_classifier_is_refused_before_anything_is_derived(files: Path
     for content, error, words in cases:
         (tmp_path / "m.onnx").write_bytes(content)
         with pytest.raises((error, ExportError), match=words):
-            check_classifier(tmp_path / "m.onnx")
+            check_ready_made(tmp_path / "m.onnx", "logits")
+
+
+def judge_features(file: Path, data: DataRecord, *probe: str) -> ImportedDocument:
+    models = DerivedModels(data, OF_MODELS, "features", probe)
+    return judge_ready_made(file, ModelFolder(file.with_suffix("")), models, RecordedProgress())
+
+
+def test_features_of_another_width_are_judged_by_the_same_probes(files: Path, tmp_path: Path) -> None:
+    file = Path(shutil.copy(files / "all.onnx", tmp_path))  # ten numbers, which are taken for features
+    with fewer_digits():
+        data = open_unlabelled_task("digits", preprocessing=OF_MODELS, outputs=64, by_class=True).record()
+        document = judge_features(file, data, "knn")
+        assert (document.output_kind, document.outputs, document.classes) == ("features", 10, ())
+        seen = evaluate(tmp_path / "all", data="digits", probe=("knn",))
+        right = document.probes["knn"]["test"]
+        assert (right.images, right.right) == (data.images.test, round(seen.probes["knn"] * seen.images))
+        assert right.right > 0.5 * right.images
+        assert judge_features(file, data, "knn") == document, "reused"
+        both = judge_features(file, data, "knn", "linear")
+    assert both.probes["knn"] == document.probes["knn"] and list(both.probes) == ["knn", "linear"]
+    assert ModelFolder(tmp_path / "all").imported() == both
+    with pytest.raises(CheckpointError, match=r"gives features of width 10, and the models give a number for each"):
+        judge(file, data)
+
+
+@pytest.fixture
+def judged_frames(tmp_path: Path) -> DataRecord:
+    """Pictures with masks, as models for foreground were derived from them."""
+    frames = write_frames(tmp_path / "frames" / "images", 20)
+    write_masks(frames, tmp_path / "frames" / "masks")
+    return open_unlabelled_task(tmp_path / "frames", preprocessing=OF_MODELS, outputs=1).record()
+
+
+def judge_map(file: Path, data: DataRecord) -> ImportedDocument:
+    models = DerivedModels(data, OF_MODELS, "foreground")
+    return judge_ready_made(file, ModelFolder(file.with_suffix("")), models, RecordedProgress())
+
+
+def test_maps_are_judged_by_the_masks_of_the_test_images(judged_frames: DataRecord, tmp_path: Path) -> None:
+    assert judged_frames.images.test == 4 and judged_frames.images.train == 14, "masks are no images"
+    document = judge_map(write_bright_map(tmp_path / "right.onnx"), judged_frames)
+    assert document.targets is not None and document.targets.score == 1 and document.is_judged_on(judged_frames)
+    assert document.targets.error == pytest.approx(0.3, abs=0.1), "the mean brightness is no sure probability"
+    assert judge_map(tmp_path / "right.onnx", judged_frames) == document, "reused"
+    all_of_it = judge_map(write_bright_map(tmp_path / "all.onnx", bias=2), judged_frames).targets
+    assert all_of_it is not None and all_of_it.score == pytest.approx(12 * 12 / 32 / 32), "the area of a square"
+    for mask in (tmp_path / "frames" / "masks").iterdir():
+        Image.fromarray(~np.asarray(Image.open(mask))).save(mask)
+    again = judge_map(tmp_path / "right.onnx", judged_frames).targets
+    assert again is not None and again.score == 0, "masks that have changed are read again"
+
+
+def test_maps_that_are_no_logits_or_of_another_size_are_refused(judged_frames: DataRecord, tmp_path: Path) -> None:
+    sigmoid = write_bright_map(tmp_path / "sigmoid.onnx", nn.Sigmoid())
+    with pytest.raises(
+        CheckpointError, match=r"gives values from 0\.\d+ to 0\.\d+, as of probabilities, .* without the"
+    ):
+        judge_map(sigmoid, judged_frames)
+    small = write_bright_map(tmp_path / "small.onnx", nn.AvgPool2d(4))
+    with pytest.raises(
+        CheckpointError, match=r"to \[2, 1, 8, 8\], and target maps are resized to 32 x 32, as the imag"
+    ):
+        check_ready_made(small, "foreground")
+    check_ready_made(small, "foreground", own_score=True)
+    for kind in ("logits", "features"):
+        with pytest.raises(CheckpointError, match=r"to \[2, 1, 32, 32\], and the models give"):
+            check_ready_made(sigmoid, kind)
+    assert not (tmp_path / "sigmoid").exists() and not (tmp_path / "small").exists()
+
+
+def test_a_file_of_two_outputs_is_told_how_to_become_one_of_one(files: Path, tmp_path: Path) -> None:
+    import onnx
+
+    model = onnx.load(files / "some.onnx")
+    model.graph.output.append(onnx.helper.make_tensor_value_info(model.graph.node[0].output[0], 1, [None] * 4))
+    onnx.save(model, tmp_path / "two.onnx")
+    with pytest.raises(CheckpointError, match=r"has 2 outputs, .*two\.onnx --output-name y --out DIR` writes that one"):
+        check_ready_made(tmp_path / "two.onnx", "features")

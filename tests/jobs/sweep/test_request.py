@@ -19,6 +19,8 @@ def asked(tmp_path: Path) -> SweepRequest:
 
 def test_each_rate_is_a_derivation_into_a_folder_of_its_own(asked: SweepRequest, tmp_path: Path) -> None:
     half, less = (asked.at(rate) for rate in asked.rates)
+    probed = replace(asked, output="features", probe=("knn",)).at(0.5)
+    assert probed.by_class and not half.by_class, "each part is to have images of each class"
     close = [asked.at(rate).out for rate in (0.5, 0.50000001)]
     assert len({*close}) == 2, "each rate has its own folder"
     assert (half.out, half.rate, half.base, half.resume) == (tmp_path / "s" / "r0.5", 0.5, asked.base, False)
@@ -61,6 +63,23 @@ def test_a_ready_made_file_has_a_folder_of_its_own(
             replace(asked, ready_made=[tmp_path / f"{name}.onnx"]).check()
     with pytest.raises(CheckpointError, match=r"there is no none\.onnx; check the path of --beside"):
         replace(asked, ready_made=[Path("none.onnx")]).check()
+
+
+def test_a_ready_made_file_needs_what_tells_how_good_features_or_maps_are(
+    asked: SweepRequest, tmp_path: Path, digits_checkpoint: Path
+) -> None:
+    (tmp_path / "m.onnx").touch()
+    asked = replace(asked, checkpoint=digits_checkpoint, ready_made=[tmp_path / "m.onnx"])
+    with pytest.raises(
+        OptionError, match=r"--beside: features of another network .*; give --probe knn,linear, and --dat"
+    ):
+        replace(asked, output="features:patches").check()
+    replace(asked, output="features:patches", probe=("knn",)).check()
+    with pytest.raises(OptionError, match=r"compared by target maps, and .*data has none; give --data with images/"):
+        replace(asked, output="map", data=tmp_path / "data").check()
+    for part in ("images", "masks"):
+        (tmp_path / "data" / part).mkdir(parents=True)
+    replace(asked, output="map", data=tmp_path / "data").check()
 
 
 def test_a_folder_that_holds_something_else_is_not_written_to(asked: SweepRequest) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from bright_map import write_bright_map, write_masks
 from dense_networks import write_depth, write_frames
 from recorded_progress import RecordedProgress
 from safetensors.torch import load_file, save_file
@@ -275,6 +276,15 @@ def test_features_are_judged_by_probes_on_the_parts_of_their_derivation(
     edgevit.report(backbones["out"], output=tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
     assert f"| {small.probes['knn']['test'].right / len(test):.2%} |" in page and "| linear probe |" in page
+    # ten numbers for each image, as features of a ready-made backbone
+    file = write_cnn(tmp_path / "cnn.onnx", None)
+    with fewer_digits():
+        (rival,) = edgevit.sweep(BASE, probe=("linear", "knn"), ready_made=[file], **backbones).ready_made
+        (panel,) = edgevit.report(backbones["out"], ready_made=[file], format="md").panels
+    assert rival.probes is not None and (rival.images, rival.macs) == (len(task.validation), 34_816)
+    assert rival.right == rival.probes["linear"]["validation"].right > 0.5 * rival.images
+    assert rival.latency is not None and [entry.kind for entry in panel.entries][-1] == "ready-made"
+    assert panel.entries[-1].knn == rival.probes["knn"]["test"].right / len(task.test) and panel.entries[-1].ratio
 
 
 @pytest.mark.slow
@@ -293,27 +303,59 @@ def test_without_labels_features_are_judged_by_their_neighbours(backbones: dict[
 @pytest.mark.slow
 def test_maps_are_judged_by_their_agreement(tmp_path: Path) -> None:
     file, frames = write_depth(tmp_path), write_frames(tmp_path / "data" / "images")
-    found = edgevit.sweep(
-        f"{file}:build", data=frames, output="map:foreground", rates=(0.4,), out=tmp_path / "s", options=FEW,
-        training=Training(device="cpu"),
-    )  # fmt: skip
+    write_masks(frames, tmp_path / "data" / "masks")
+    asked = {
+        "data": tmp_path / "data", "output": "map:foreground", "rates": (0.4,), "out": tmp_path / "s", "options": FEW,
+        "training": Training(device="cpu"),
+    }  # fmt: skip
+    rival = write_bright_map(tmp_path / "bright.onnx")
+    found = edgevit.sweep(f"{file}:build", ready_made=[rival], **asked)
     base, small = found.points
     assert small.map is not None and small.likeness == small.map.agreement and base.latency is not None
     assert found.chosen() == (small if small.map.agreement >= 0.9 else None)
+    # of the 60 pictures, without their masks, 12 are for the test
+    assert base.targets is not None and small.targets is not None and base.images == found.ready_made[0].images == 12
+    (bright,) = found.ready_made
+    assert bright.targets is not None and bright.targets.score > 0.9 > base.targets.score and bright.latency is not None
+    data = ModelFolder(tmp_path / "s" / "r0.4").derivation().data
+    task = reopen(data, edgevit.load(tmp_path / "s" / "r0.4").preprocessing)
+    shutil.copytree(tmp_path / "data" / "masks", tmp_path / "test" / "masks")
+    for image in task.test.references:
+        (tmp_path / "test" / "images").mkdir(exist_ok=True)
+        shutil.copy(str(image), tmp_path / "test" / "images")
+    assert edgevit.evaluate(tmp_path / "s" / "r0.4", tmp_path / "test").targets == small.targets
+    (panel,) = edgevit.report(tmp_path / "s", ready_made=[rival], format="md").panels
+    scores = [entry.score for entry in panel.entries]
+    assert scores == [base.targets.score, small.targets.score, bright.targets.score] and panel.entries[2].ratio
 
 
 def test_what_is_for_classes_or_for_features_is_refused(backbones: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "photos" / "day").mkdir(parents=True)
+    file = write_bright_map(tmp_path / "bright.onnx")
     for changed, error, message in (
         ({"output": "classes"}, OptionError, "--probe is for --output features, and the output is classes"),
         ({"probe": (), "part": "validation"}, OptionError, "--split is for classes, and the output is features"),
-        ({"ready_made": [tmp_path / "photos"]}, OptionError, "--beside is for classes"),
+        ({"ready_made": [tmp_path / "photos"]}, CheckpointError, "there is no .*photos; check the path of --beside"),
+        (
+            {"ready_made": [file], "probe": ()},
+            OptionError,
+            "--beside: features of another network .*; give --probe knn",
+        ),
         ({"output": "feature"}, UnknownNameError, "no output 'feature'"),
         ({"data": tmp_path / "photos" / "day"}, DataError, "holds no class folders"),
     ):
         with pytest.raises(error, match=message):
             edgevit.sweep(BASE, **{"probe": ("knn",), **backbones, "out": tmp_path / "s", **changed})
         assert not (tmp_path / "s").exists()
+
+
+def test_nothing_is_derived_beside_a_file_that_gives_something_else(backbones: dict[str, Any], tmp_path: Path) -> None:
+    file = write_bright_map(tmp_path / "bright.onnx")
+    with pytest.raises(
+        CheckpointError, match=r"bright\.onnx maps .* to \[2, 1, 32, 32\], and the models give features"
+    ):
+        edgevit.sweep(BASE, probe=("knn",), **{**backbones, "out": tmp_path / "s", "ready_made": [file]})
+    assert not list((tmp_path / "s").iterdir())
 
 
 def test_nothing_is_derived_where_nothing_can_be_measured(
