@@ -2,7 +2,7 @@
 
 The network inside is cut, and the head stays as it is. So the tokens and the number of blocks stay, too: a head may
 read all tokens after any block. Where the embedding is narrowed, the blocks that the head reads put out tokens of the
-whole width, by a linear layer.
+whole width, by a linear layer, unless the head can read the narrower ones itself (`narrow_readers`).
 """
 
 from __future__ import annotations
@@ -253,7 +253,9 @@ def count_head_macs(family: DenseFamily, module: nn.Module) -> int:
     restores = [block.restore for block in blocks]
     # Of the linear layers outside the sites, those by which a block itself returns to a narrower embedding do not run.
     idle = [[layer for layer in b.entry if isinstance(layer, nn.Linear) and layer not in restores] for b in blocks]
-    of_idle = sum(stage.tokens * layer.weight.numel() for stage, each in zip(stages, idle, strict=True) for layer in each)
+    of_idle = sum(
+        stage.tokens * layer.weight.numel() for stage, each in zip(stages, idle, strict=True) for layer in each
+    )
     of_merging = sum(stage.tokens * stage.linear for stage in geometry.stages) - of_idle
     return max(int(counter.get_total_flops()) // 2 - of_patches - of_merging, 0)
 

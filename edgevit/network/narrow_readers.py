@@ -1,17 +1,17 @@
 """Layers of a head that read a narrower embedding themselves, in place of tokens of the whole width.
 
 In a narrower embedding a block gives its head y = D x' + t, of d channels for the d' of x'. What reads y is often one
-linear layer or (transposed) convolution, behind the network's last LayerNorm. Then it can read d' + 2 channels and
-compute the same:
+linear layer or (transposed) convolution, behind the network's last LayerNorm. Then it can read w = d' + 2 channels and
+compute the same. With C, which subtracts the mean over channels, and C [D t] = Q R, where Q^T Q = 1:
 
-    C [D t] = Q R                   C subtracts the mean over channels, Q^T Q = 1, R [d' + 1, d' + 1]
-    LN(y)   = g Q z / |z| + b       with z = sqrt(d) R [x'; 1], whose length is the deviation of y (and epsilon with it)
-    u       = U R [x'; 1]           U [d' + 2, d' + 1]: orthonormal columns whose sums are zero, times sqrt((d' + 2) / d)
+    z = R [x'; 1]            d' + 1 values, with |z|^2 / d the variance of y over its channels
+    u = sqrt(w / d) U z      U [w, d' + 1]: orthonormal columns, each of which sums to zero
 
-The mean over the d' + 2 channels of u is zero and their deviation is that of y. So a LayerNorm of u whose weight and
-bias are ones gives n = U z / |z| + 1, and LN(y) is a linear map of that, which is folded into the weights of the
-reader. Constants need a channel of their own as zeros at padded edges have none. Without a LayerNorm, u = [x'; 1; 0].
-The next block, which reads y as well, gets E' with E' u = E y.
+The mean of the w channels of u is zero and their variance is that of y. So a LayerNorm of u whose weight and bias are
+ones gives n = u / deviation + 1, from which follows LN(y), of weight g and bias b, by a linear map: that of n to
+g Q U^T n sqrt(d / w) + b 1^T n / w. It is folded into the weights of the reader. The constant b is no bias of the
+reader, as zeros at padded edges do not have it. Without a LayerNorm, u = [x'; 1; 0]. The next block, which reads y as
+well by a linear layer E, gets E' with E' u = E y.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ def read_narrower(network: Network, images: Tensor) -> NarrowReaders | None:
     _count_head(folded)
     readers = tuple(dict.fromkeys(name for place in places for name in place.readers))
     of_stages = [[p for p in places if p.stage == i] for i in range(len(network.geometry.stages))]
-    return NarrowReaders(folded, layers, readers, tuple(_per_channel(network.module, of_stage) for of_stage in of_stages))
+    return NarrowReaders(
+        folded, layers, readers, tuple(_per_channel(network.module, of_stage) for of_stage in of_stages)
+    )
 
 
 def narrow_readers_as(network: Network, layers: Sequence[NarrowedLayer]) -> None:
@@ -166,8 +168,8 @@ def _places(network: Network, images: Tensor) -> list[_Place]:
         norms = [name for name in between if isinstance(module.get_submodule(name), nn.LayerNorm)]
         if len(norms) < len(between) or len(norms) > 1:
             raise NoChain(f"is read through {', '.join(between)}")
-        following = blocks[i + 1].entry[:2] if i + 1 < len(blocks) else ()
-        narrow = names[following[1]] if following[:1] == (restore,) else None
+        following = blocks[i + 1].entry if i + 1 < len(blocks) else ()
+        narrow = names[getattr(following[1], "narrow", following[1])] if following[:1] == (restore,) else None
         readers, macs = tuple(name for name in reached if name != narrow), 0
         for name in readers:
             layer: Any = module.get_submodule(name)
@@ -214,4 +216,5 @@ def _fold(whole: nn.Module, folded: nn.Module, place: _Place) -> None:
 def _columns_of_zero_sum(rows: int) -> Tensor:
     """Orthonormal columns [rows, rows - 1] whose sums are zero, each of all rows: no channel is larger than others."""
     random = torch.randn(rows, rows - 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    return torch.linalg.qr(random - random.mean(0))[0]
+    columns: Tensor = torch.linalg.qr(random - random.mean(0))[0]
+    return columns

@@ -388,7 +388,7 @@ class ModelSpec:
         if self.narrowed is None:
             return None
         width, base_width = self.narrowed
-        read = ", which the head reads as they are" if self.narrow_readers else ""
+        read = ", which the head reads itself" if self.narrow_readers else ""
         return f"the embedding has {width} channels of the base's {base_width}{read}"
 
     @property

@@ -279,6 +279,8 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
         if rest is not None:
             derived, narrowed_rest = rest.finish(derived)
         derived, narrow_readers = with_narrow_readers(derived, problem)
+        if narrowed_rest is not None and request.output != "boxes":
+            narrowed_rest = replace(narrowed_rest, macs=derived.network.geometry.head_macs)
         results = NO_IMAGES if baselines is None else evaluate_derived(derived.network, baselines, resolved, problem)
         if not request.puts_out_classes:
             imitated = tuned if start_record is not None and start_record.network == "finetuned" else None

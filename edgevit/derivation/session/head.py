@@ -41,6 +41,6 @@ def with_narrow_readers(derived: Derived, problem: Problem) -> tuple[Derived, tu
         return derived, None
     saved = macs - found.network.geometry.macs(network.dims)
     progress.note(
-        f"the head reads the narrower embedding as it is, in {', '.join(found.readers)}: {format_count(saved)} MACs less"
+        f"the head reads the narrower embedding itself, in {', '.join(found.readers)}: {format_count(saved)} MACs less"
     )
     return replace(derived, network=found.network), found.layers
