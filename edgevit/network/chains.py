@@ -172,7 +172,7 @@ class _Call:
 
 
 @dataclass
-class Search:
+class Replay:
     """A module, what each layer behind its backbone read in one run, and the way to run it again."""
 
     module: nn.Module
@@ -260,7 +260,7 @@ def find_chains(network: Network, images: Tensor) -> Chains:
 
     Of a detector, they are in what reads the pyramid.
     """
-    search = Search(network.module, backbone_of(network), _fixed_run(network, images))
+    search = Replay(network.module, backbone_of(network), _fixed_run(network, images))
     chains, reasons = list[NarrowedLayer](), dict[str, str]()
     by_order = dict.fromkeys(call.layer for call in search.calls)
     for name in [*by_order, *(name for name, _ in search.layers(network.module) if name not in by_order)]:
@@ -327,7 +327,7 @@ def _with_inputs(part: nn.Module, run: Callable[[], object]) -> tuple[object, ob
         hook.remove()
 
 
-def _chain_of(search: Search, name: str) -> NarrowedLayer:
+def _chain_of(search: Replay, name: str) -> NarrowedLayer:
     """The chain that a layer begins.
 
     Raises:
@@ -362,7 +362,7 @@ def _chain_of(search: Search, name: str) -> NarrowedLayer:
     return chain
 
 
-def readers_reached(search: Search, name: str, chosen: Tensor, sign: int) -> tuple[dict[str, None], dict[str, None]]:
+def readers_reached(search: Replay, name: str, chosen: Tensor, sign: int) -> tuple[dict[str, None], dict[str, None]]:
     """The layers that read the output of one directly, and those between them that keep channels apart, by name.
 
     Args:
@@ -407,7 +407,7 @@ def readers_reached(search: Search, name: str, chosen: Tensor, sign: int) -> tup
     return readers, between
 
 
-def _try_cut(search: Search, chain: NarrowedLayer, keep: Tensor) -> None:
+def _try_cut(search: Replay, chain: NarrowedLayer, keep: Tensor) -> None:
     """Check that a module without some channels of a chain gives what it gives without their part of the inputs.
 
     Raises:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from edgevit.network.chains import (
     NoChain,
-    Search,
+    Replay,
     are_near,
     as_rows,
     macs_of,
@@ -159,12 +159,12 @@ def _places(network: Network, images: Tensor) -> list[_Place]:
     """
     module, blocks, places = network.module, network.blocks, list[_Place]()
     names = {part: name for name, part in module.named_modules()}
-    search = Search(module, "", run_of_tokens(network, images))
+    replay = Replay(module, "", run_of_tokens(network, images))  # of the layers of the network inside, too
     for i, block in enumerate(blocks):
         if (restore := block.restore) is None:
             continue
         whole, width = restore.weight.shape
-        reached, between = readers_reached(search, names[restore], torch.ones(whole, dtype=torch.bool), 1)
+        reached, between = readers_reached(replay, names[restore], torch.ones(whole, dtype=torch.bool), 1)
         norms = [name for name in between if isinstance(module.get_submodule(name), nn.LayerNorm)]
         if len(norms) < len(between) or len(norms) > 1:
             raise NoChain(f"is read through {', '.join(between)}")
@@ -175,7 +175,7 @@ def _places(network: Network, images: Tensor) -> list[_Place]:
             layer: Any = module.get_submodule(name)
             if getattr(layer, "groups", 1) > 1:
                 raise NoChain(f"is read by {name}, a convolution of groups")
-            for call in search.of_layer(name):
+            for call in replay.of_layer(name):
                 assert call.values is not None and call.output is not None
                 macs += macs_of(layer, call.values, call.output) // (whole * len(images))
         norm = next(iter(norms), None)
