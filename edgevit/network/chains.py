@@ -125,6 +125,8 @@ def shrink(module: nn.Module, layer: NarrowedLayer, keep: Tensor) -> None:
         for attribute in _SIZES:
             if getattr(part, attribute, None) == channels:
                 setattr(part, attribute, len(keep))
+        if getattr(part, "normalized_shape", None) == (channels,):
+            part.normalized_shape = (len(keep),)
     for name in layer.readers:
         reader: Any = module.get_submodule(name)
         _select(reader, "weight", _dims(reader)[1], keep)
@@ -158,7 +160,7 @@ def narrowed_as(module: nn.Module, layers: Sequence[NarrowedLayer]) -> None:
 # -- the search --------------------------------------------------------------------------------------------------------
 
 
-class _NoChain(Exception):
+class NoChain(Exception):
     """Why a layer begins no chain, as the end of a sentence that begins with its name."""
 
 
@@ -170,7 +172,7 @@ class _Call:
 
 
 @dataclass
-class _Search:
+class Replay:
     """A module, what each layer behind its backbone read in one run, and the way to run it again."""
 
     module: nn.Module
@@ -181,7 +183,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         with self._hooked(self.module, self._record):
-            self.outputs = [tensor.clone() for tensor in _tensors(self.run(self.module))]
+            self.outputs = [tensor.clone() for tensor in tensors_in(self.run(self.module))]
 
     def layers(self, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """The modules behind the backbone that have parameters or buffers of their own."""
@@ -194,7 +196,7 @@ class _Search:
     def _hooked(self, module: nn.Module, see: Callable[[str, nn.Module, Tensor | None, Any], Any]) -> Iterator[None]:
         def hook(name: str) -> Any:
             def call(part: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-                return see(name, part, next(iter(_tensors(args)), None), output)
+                return see(name, part, next(iter(tensors_in(args)), None), output)
 
             return call
 
@@ -217,7 +219,7 @@ class _Search:
         def replay(name: str, part: nn.Module, values: Tensor | None, output: Any) -> Tensor | None:
             call = next(calls, None)
             if call is None or call.layer != name:
-                raise _NoChain("changes which layers run")
+                raise NoChain("changes which layers run")
             changed = see(call, part, values, output)
             return changed if changed is not None or call.output is None else call.output.clone()
 
@@ -228,12 +230,12 @@ class _Search:
         return [call for call in self.calls if call.layer == name]
 
 
-def _tensors(value: object) -> list[Tensor]:
+def tensors_in(value: object) -> list[Tensor]:
     """All tensors in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return [value]
     values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for each in values for tensor in _tensors(each)]
+    return [tensor for each in values for tensor in tensors_in(each)]
 
 
 @dataclass(frozen=True)
@@ -258,7 +260,7 @@ def find_chains(network: Network, images: Tensor) -> Chains:
 
     Of a detector, they are in what reads the pyramid.
     """
-    search = _Search(network.module, backbone_of(network), _fixed_run(network, images))
+    search = Replay(network.module, backbone_of(network), _fixed_run(network, images))
     chains, reasons = list[NarrowedLayer](), dict[str, str]()
     by_order = dict.fromkeys(call.layer for call in search.calls)
     for name in [*by_order, *(name for name, _ in search.layers(network.module) if name not in by_order)]:
@@ -266,7 +268,7 @@ def find_chains(network: Network, images: Tensor) -> Chains:
             continue
         try:
             chains.append(_chain_of(search, name))
-        except _NoChain as reason:
+        except NoChain as reason:
             reasons[name] = str(reason)
     return Chains(tuple(chains), reasons)
 
@@ -285,8 +287,7 @@ def whole_run(network: Network, images: Tensor) -> object:
 
 def _fixed_run(network: Network, images: Tensor) -> Run:
     """A run on these images in which the backbone computes nothing anew."""
-    module, family = network.module, network.family
-    assert isinstance(family, DenseFamily)
+    module = network.module
     if isinstance(module, Pyramid):
         captured: list[Any] = []
         backbone: Any = module.detector.backbone
@@ -301,7 +302,14 @@ def _fixed_run(network: Network, images: Tensor) -> Run:
                 return _with_inputs(copied.detector.backbone, lambda: copied.detect(images))
 
         return detect
-    tokens, after = family.first_tokens(module, images), list[Tensor]()
+    return run_of_tokens(network, images)
+
+
+def run_of_tokens(network: Network, images: Tensor) -> Run:
+    """A run on these images in which no block computes anything anew: what reads their tokens does."""
+    module, family, after = network.module, network.family, list[Tensor]()
+    assert isinstance(family, DenseFamily)
+    tokens = family.first_tokens(module, images)
     for block in family.blocks(module):
         tokens = block.run(block.enter(tokens))
         after.append(tokens)
@@ -319,42 +327,42 @@ def _with_inputs(part: nn.Module, run: Callable[[], object]) -> tuple[object, ob
         hook.remove()
 
 
-def _chain_of(search: _Search, name: str) -> NarrowedLayer:
+def _chain_of(search: Replay, name: str) -> NarrowedLayer:
     """The chain that a layer begins.
 
     Raises:
-        _NoChain: it begins none.
+        NoChain: it begins none.
     """
     layer: Any = search.module.get_submodule(name)
     channels, calls = outputs_of(layer), search.of_layer(name)
     if not any(call.output is not None and call.output.numel() for call in calls):
-        raise _NoChain("computes nothing for these images")
+        raise NoChain("computes nothing for these images")
     if any(call.values is None for call in calls):
-        raise _NoChain("is given its input by name")
+        raise NoChain("is given its input by name")
     if _groups(layer) > 1:
-        raise _NoChain("is a convolution of groups")
+        raise NoChain("is a convolution of groups")
     order = torch.randperm(channels, generator=torch.Generator().manual_seed(channels))
     half = order < max(channels // 2, 1)
-    readers, between = _reached(search, name, half, 1)
+    readers, between = readers_reached(search, name, half, 1)
     if channels < 2:
-        raise _NoChain("has one channel")
-    for reached, more in zip((readers, between), _reached(search, name, ~half, -1), strict=True):
+        raise NoChain("has one channel")
+    for reached, more in zip((readers, between), readers_reached(search, name, ~half, -1), strict=True):
         reached.update(more)
     if name in readers:
-        raise _NoChain("reads its own output")
+        raise NoChain("reads its own output")
     if grouped := [reader for reader in readers if _groups(search.module.get_submodule(reader)) > 1]:
-        raise _NoChain(f"is read by {grouped[0]}, a convolution of groups")
+        raise NoChain(f"is read by {grouped[0]}, a convolution of groups")
     for part_name in between:
         part = search.module.get_submodule(part_name)
         if part._non_persistent_buffers_set.intersection(_own_tensors(part, channels)):
-            raise _NoChain(f"is read by {part_name}, whose buffer is not kept in weights files")
+            raise NoChain(f"is read by {part_name}, whose buffer is not kept in weights files")
     chain = NarrowedLayer(name, tuple(between), tuple(readers), channels)
     for chosen in (half, ~half):
         _try_cut(search, chain, chosen.nonzero().flatten())
     return chain
 
 
-def _reached(search: _Search, name: str, chosen: Tensor, sign: int) -> tuple[dict[str, None], dict[str, None]]:
+def readers_reached(search: Replay, name: str, chosen: Tensor, sign: int) -> tuple[dict[str, None], dict[str, None]]:
     """The layers that read the output of one directly, and those between them that keep channels apart, by name.
 
     Args:
@@ -367,7 +375,7 @@ def _reached(search: _Search, name: str, chosen: Tensor, sign: int) -> tuple[dic
     def see(call: _Call, part: nn.Module, values: Tensor | None, output: Any) -> Tensor | None:
         if call.values is not None and values is not None and not torch.equal(values, call.values):
             if values.shape != call.values.shape:
-                raise _NoChain(f"decides how much {call.layer} reads")
+                raise NoChain(f"decides how much {call.layer} reads")
             if _kind(part) is None:
                 if _own_tensors(part, channels):
                     between[call.layer] = None
@@ -375,7 +383,7 @@ def _reached(search: _Search, name: str, chosen: Tensor, sign: int) -> tuple[dic
             dim = _dims(part)[2]
             differs = (values != call.values).movedim(dim, -1).flatten(0, -2).any(0).cpu()
             if len(differs) != channels or bool((differs & ~chosen).any()):
-                raise _NoChain(f"reaches {call.layer} otherwise than channel by channel")
+                raise NoChain(f"reaches {call.layer} otherwise than channel by channel")
             readers[call.layer] = None
         if call.layer != name or call.output is None:
             return None
@@ -386,24 +394,24 @@ def _reached(search: _Search, name: str, chosen: Tensor, sign: int) -> tuple[dic
 
     try:
         with search.again(search.module, see):
-            outputs = _tensors(search.run(search.module))
-    except _NoChain:
+            outputs = tensors_in(search.run(search.module))
+    except NoChain:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise _NoChain(f"decides what is computed: {first_line(error, 80)}") from error
+        raise NoChain(f"decides what is computed: {first_line(error, 80)}") from error
     same_outputs = len(outputs) == len(search.outputs) and all(map(torch.equal, outputs, search.outputs))
     if not same_outputs:
-        raise _NoChain("gives an output of the network" if not readers else "reaches an output or the backbone, too")
+        raise NoChain("gives an output of the network" if not readers else "reaches an output or the backbone, too")
     if not readers:
-        raise _NoChain("is read by no layer")
+        raise NoChain("is read by no layer")
     return readers, between
 
 
-def _try_cut(search: _Search, chain: NarrowedLayer, keep: Tensor) -> None:
+def _try_cut(search: Replay, chain: NarrowedLayer, keep: Tensor) -> None:
     """Check that a module without some channels of a chain gives what it gives without their part of the inputs.
 
     Raises:
-        _NoChain: it does not.
+        NoChain: it does not.
     """
     whole = search.module
     copied = bare_copy(whole, [whole.get_submodule(search.backbone)])
@@ -422,30 +430,30 @@ def _try_cut(search: _Search, chain: NarrowedLayer, keep: Tensor) -> None:
             expected = call.values.index_select(dim, kept)
             inputs[call.layer].append(expected)
             masked = torch.zeros_like(call.values).index_copy(dim, kept, expected)
-            if not _are_near(part.forward(expected), whole.get_submodule(call.layer).forward(masked)):
-                raise _NoChain(f"is read by {call.layer}, which is not linear in its weights")
-        if not _are_near(values, expected):
+            if not are_near(part.forward(expected), whole.get_submodule(call.layer).forward(masked)):
+                raise NoChain(f"is read by {call.layer}, which is not linear in its weights")
+        if not are_near(values, expected):
             if call.layer in inputs:
-                raise _NoChain(f"is not all that {call.layer} reads")
-            raise _NoChain(f"changes what {call.layer} reads by its number of channels or its weights")
+                raise NoChain(f"is not all that {call.layer} reads")
+            raise NoChain(f"changes what {call.layer} reads by its number of channels or its weights")
         return None
 
     try:
         with search.again(copied, see):
-            outputs = _tensors(search.run(copied))
-    except _NoChain:
+            outputs = tensors_in(search.run(copied))
+    except NoChain:
         raise
     except Exception as error:  # the user's code may raise anything for other shapes
-        raise _NoChain(f"is combined with something of as many channels: {first_line(error, 60)}") from error
-    if len(outputs) != len(search.outputs) or not all(map(_are_near, outputs, search.outputs)):
-        raise _NoChain("changes an output by its number of channels or its weights")
+        raise NoChain(f"is combined with something of as many channels: {first_line(error, 60)}") from error
+    if len(outputs) != len(search.outputs) or not all(map(are_near, outputs, search.outputs)):
+        raise NoChain("changes an output by its number of channels or its weights")
     first = inputs[chain.readers[0]]
     for name, values in inputs.items():
         if len(values) != len(first) or not all(map(torch.equal, values, first)):
-            raise _NoChain(f"is read otherwise by {name} than by {chain.readers[0]}")
+            raise NoChain(f"is read otherwise by {name} than by {chain.readers[0]}")
 
 
-def _are_near(values: Tensor, expected: Tensor) -> bool:
+def are_near(values: Tensor, expected: Tensor) -> bool:
     if values.shape != expected.shape:
         return False
     if not expected.is_floating_point():

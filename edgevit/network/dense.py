@@ -2,7 +2,7 @@
 
 The network inside is cut, and the head stays as it is. So the tokens and the number of blocks stay, too: a head may
 read all tokens after any block. Where the embedding is narrowed, the blocks that the head reads put out tokens of the
-whole width, by a linear layer.
+whole width, by a linear layer, unless the head can read the narrower ones itself (`narrow_readers`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,16 @@ _MAY_READ = (
     "its head is to read what {} returns, as of forward_features or forward_intermediates, not what hooks or second "
     "names of its layers see"
 )
+EXTRA_CHANNELS = 2  # of a head that reads a narrower embedding itself, beside those of the embedding
 _READS_MORE = "the head may read more than the tokens after some blocks"
+
+
+@dataclass(frozen=True)
+class PerChannel:
+    """Cost of one channel in the layers of a head that read the tokens of a stage, and in the norm before them."""
+
+    macs: int
+    params: int
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,8 @@ class DenseFamily:
     head_macs: int  # MACs of one image outside that network
     builder: Builder | None  # function that makes the module; None: edgevit makes it
     read: tuple[int, ...] = ()  # numbers, from 0, of the blocks whose tokens the head reads; empty: not known
+    # By stage, where the head is to read a narrower embedding itself; empty: it reads tokens of the whole width.
+    per_channel: tuple[PerChannel, ...] = ()
 
     @cached_property
     def family(self) -> Family:
@@ -96,6 +107,19 @@ class DenseFamily:
             head_params=inner.head_params + outside + sum(p.numel() for p in counted),
             sites=tuple(layer.site for b in self.blocks(module) for layer in (b.attention, b.ffn) if layer is not None),
         )
+
+    def as_read(self, geometry: Geometry) -> Geometry:
+        """The geometry of a narrower embedding, of this one whose blocks restore the whole width for the head."""
+        stages, saved = list(geometry.stages), PerChannel(0, 0)
+        for i, each in enumerate(self.per_channel):
+            less = stages[i].whole - stages[i].embed - EXTRA_CHANNELS
+            if stages[i].whole and less <= 0:
+                return geometry
+            if stages[i].whole:
+                stages[i] = replace(stages[i], whole=stages[i].embed + EXTRA_CHANNELS)
+                saved = PerChannel(saved.macs + less * each.macs, saved.params + less * each.params)
+        head_macs, head_params = geometry.head_macs - saved.macs, geometry.head_params - saved.params
+        return replace(geometry, stages=tuple(stages), head_macs=head_macs, head_params=head_params)
 
     # -- copies
 
@@ -220,12 +244,19 @@ def within(
 def count_head_macs(family: DenseFamily, module: nn.Module) -> int:
     """Count the MACs of one image outside the network, as torch counts them."""
     ends, geometry, like = family.ends(module), family.geometry(module), next(module.parameters())
-    stages = [geometry.stages[block.stage] for block in family.blocks(module)]
+    blocks = family.blocks(module)
+    stages = [geometry.stages[block.stage] for block in blocks]
     tokens = [like.new_zeros(1, stage.tokens, stage.embed) for stage in stages]
     with FlopCounterMode(display=False) as counter:
         family.outputs_after(module, tokens, like.new_zeros(1, *ends.input_size))
     of_patches = geometry.patches * geometry.patch_values * geometry.stages[0].embed
-    of_merging = sum(stage.tokens * stage.linear for stage in geometry.stages)
+    restores = [block.restore for block in blocks]
+    # Of the linear layers outside the sites, those by which a block itself returns to a narrower embedding do not run.
+    idle = [[layer for layer in b.entry if isinstance(layer, nn.Linear) and layer not in restores] for b in blocks]
+    of_idle = sum(
+        stage.tokens * layer.weight.numel() for stage, each in zip(stages, idle, strict=True) for layer in each
+    )
+    of_merging = sum(stage.tokens * stage.linear for stage in geometry.stages) - of_idle
     return max(int(counter.get_total_flops()) // 2 - of_patches - of_merging, 0)
 
 

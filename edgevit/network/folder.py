@@ -23,6 +23,7 @@ from edgevit.network.creation import create_timm_network, try_once
 from edgevit.network.dense import DenseFamily, within
 from edgevit.network.detector import Pyramid, letterbox, takes_several_sizes
 from edgevit.network.model import Model
+from edgevit.network.narrow_readers import narrow_readers_as
 from edgevit.network.network import Network
 from edgevit.network.plain_detector import adapted, has_transform
 from edgevit.network.request import check_model_folder
@@ -87,9 +88,22 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
         geometry = network.geometry
         pairs = zip(geometry.bases_at(spec.embed), geometry.bases, strict=True)
         network = network.with_embedding([torch.zeros(pair, dtype=torch.float64, device=device) for pair in pairs])
+    base_head_macs = network.geometry.head_macs
+    if spec.narrow_readers:
+        try:
+            narrow_readers_as(network, spec.narrow_readers)
+        except FOREIGN as error:
+            raise CheckpointError(
+                f"{files.spec_file} contradicts the model: it has no such layers that read its embedding "
+                f"({first_line(error, 80)}); copy the folder again, or derive it again"
+            ) from error
+        if spec.base.embed == spec.embed:  # its base read so, too
+            base_head_macs = network.geometry.head_macs
+    if spec.narrowed_rest is not None and spec.rest is None:
+        base_head_macs = spec.narrowed_rest.base_macs
     network.resize(spec.blocks, state)
     fill_network(network, state, files.weights_file, str(folder))
-    _check_described(network, spec, files.spec_file)
+    _check_described(network, spec, files.spec_file, base_head_macs)
     try:
         try_once(network.eval(), spec.timm_name)
     except OptionError as error:
@@ -127,16 +141,18 @@ def _made_again(files: ModelFolder, spec: ModelSpec, facts: BuilderFacts, run_co
     return network
 
 
-def _check_described(network: Network, spec: ModelSpec, file: Path) -> None:
+def _check_described(network: Network, spec: ModelSpec, file: Path, base_head_macs: int) -> None:
     """Check that a network has the costs and the input size in model.json.
+
+    Args:
+        base_head_macs: of its base.
 
     Raises:
         CheckpointError: it has others.
     """
     geometry = network.geometry
     of_base = geometry.with_classes(spec.base.outputs).of_base(spec.base.embed)
-    if spec.narrowed_rest is not None and spec.rest is None:
-        of_base = replace(of_base, head_macs=spec.narrowed_rest.base_macs)
+    of_base = replace(of_base, head_macs=base_head_macs)
     for name, stated, actual in (
         ("MACs", spec.macs, geometry.macs(spec.blocks)),
         ("parameters", spec.params, sum(p.numel() for p in network.parameters())),

@@ -210,6 +210,7 @@ def derived_spec(base: ModelSpec, network: Network, head: Head, classes: tuple[T
         depths=depths_in(network),
         rest=base.rest,
         narrowed_rest=base.narrowed_rest,
+        narrow_readers=base.narrow_readers,
     )
     return spec
 

@@ -225,7 +225,8 @@ class Network(nn.Module):
             pairs = zip(whole.bases_at(least), whole.bases, strict=True)
             encoders = [torch.empty(pair, dtype=torch.float64, device="meta") for pair in pairs]
             self._narrowed = whole, shape_copy(self).with_embedding(encoders).geometry
-        return self._narrowed[1].with_embed(width)
+        narrow = self._narrowed[1].with_embed(width)
+        return self.family.as_read(narrow) if isinstance(self.family, DenseFamily) else narrow
 
     @property
     def ends(self) -> Ends:

@@ -285,6 +285,8 @@ class ModelSpec:
     # Cost of a detector after its pyramid, which `macs` does not count; None: no detector, or not counted.
     rest: DetectorRest | None = None
     narrowed_rest: NarrowedRest | None = None  # layers behind the backbone that were cut, too; None: none
+    # Layers that would give a head tokens of the whole width, where the head reads a narrower embedding itself.
+    narrow_readers: tuple[NarrowedLayer, ...] = ()
 
     @property
     def class_names(self) -> list[str]:
@@ -386,7 +388,8 @@ class ModelSpec:
         if self.narrowed is None:
             return None
         width, base_width = self.narrowed
-        return f"the embedding has {width} channels of the base's {base_width}"
+        read = ", which the head reads itself" if self.narrow_readers else ""
+        return f"the embedding has {width} channels of the base's {base_width}{read}"
 
     @property
     def rate(self) -> float:

@@ -8,6 +8,7 @@
     (method)     derivation/methods/
     depth        with `remove_blocks`: whole blocks go, too
     rest         with `rest_rate`: the layers behind the backbone are cut, too
+    head         a head reads a narrower embedding itself, where its layers can
     baselines    judge the derived network; rejection: when is an image of no class; imitation: how like the base
     card         README.md of the folder, which opening writes
 

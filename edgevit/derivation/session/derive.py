@@ -23,6 +23,7 @@ from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.session.baselines import NO_IMAGES, evaluate_base, evaluate_derived, finetuned_detector
 from edgevit.derivation.session.card import model_card
 from edgevit.derivation.session.depth import check_removal, shorten
+from edgevit.derivation.session.head import plan_narrow_readers, with_narrow_readers
 from edgevit.derivation.session.imitation import measure_likeness
 from edgevit.derivation.session.in_memory import IN_MEMORY, as_files
 from edgevit.derivation.session.opening import (
@@ -147,6 +148,7 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
         opened = open_for(base, request, request.head, task, progress)
     task = opened.task
     refuse_base(method, config, opened.network, policy)
+    plan_narrow_readers(opened.network, task.train)
     if request.remove_blocks:
         check_removal(opened.network, request.remove_blocks)
     budget = _budget(opened.base, opened.network, len(task.train), policy, request, method, config)
@@ -276,6 +278,9 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
             derived = shorten(derived, start, whole, request.remove_blocks)
         if rest is not None:
             derived, narrowed_rest = rest.finish(derived)
+        derived, narrow_readers = with_narrow_readers(derived, problem)
+        if narrowed_rest is not None and request.output != "boxes":
+            narrowed_rest = replace(narrowed_rest, macs=derived.network.geometry.head_macs)
         results = NO_IMAGES if baselines is None else evaluate_derived(derived.network, baselines, resolved, problem)
         if not request.puts_out_classes:
             imitated = tuned if start_record is not None and start_record.network == "finetuned" else None
@@ -290,8 +295,10 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
             problem.progress.warn(f"{builder.alone_text}: no step of the training was better; try more --steps")
     if narrowed_rest is not None:
         spec = spec_with_rest(spec, narrowed_rest)
+    if narrow_readers:
+        spec = replace(spec, narrow_readers=narrow_readers)
     cost = problem.budget.cost(spec.blocks, network.geometry)
-    assert problem.budget.allows(cost)
+    assert problem.budget.allows(cost) or narrow_readers is None  # of which a warning tells
     record = resolved.record(
         accuracy=results.accuracy,
         checked=checked,

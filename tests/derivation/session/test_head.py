@@ -1,0 +1,106 @@
+"""A derivation lets the head read a narrower embedding itself, and counts its budget so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dense_networks import write_frames
+from detectors import write_detectors
+from narrow_heads import write_heads
+from recorded_progress import RecordedProgress
+
+import edgevit
+from benchmarks import scenes
+from edgevit.derivation.session import derive as session
+from edgevit.derivation.session import head
+from edgevit.train.settings import Training
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+OPTIONS = {"calibration_images": 40, "sensitivity_images": 16, "measured_images": 10}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_heads(tmp_path_factory.mktemp("mine"))
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_frames(tmp_path_factory.mktemp("data") / "images")
+
+
+def derive(base: Any, frames: Path, out: Path, **options: Any) -> Any:
+    given: dict[str, Any] = {
+        "data": frames, "output": "map", "rate": 0.92, "out": out, "options": OPTIONS,
+        "training": Training(device="cpu", steps=0),
+    }  # fmt: skip
+    return edgevit.derive(base, **{**given, **options})
+
+
+def test_the_budget_counts_what_the_head_reads(file: Path, frames: Path, tmp_path: Path) -> None:
+    progress = RecordedProgress()
+    made = derive(f"{file}:Transposed", frames, tmp_path / "model", progress=progress)
+    spec = made.model.spec
+    (layer,) = spec.narrow_readers
+    assert layer.readers == ("first",) and layer.channels == spec.embed + 2 < 64
+    (note,) = (note for note in progress.notes if note.startswith("the head reads"))
+    assert "in first: " in note and "MACs less" in note
+    assert 0.07 * spec.base.macs < spec.macs <= 0.08 * spec.base.macs
+    loaded = edgevit.load(made.folder)
+    images = torch.rand(2, 3, 32, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(images), made.model(images))
+
+
+@pytest.mark.slow
+def test_a_head_that_is_cut_reads_the_embedding_too(file: Path, frames: Path, tmp_path: Path) -> None:
+    training = Training(device="cpu", steps=2, batch_size=8, evaluations=1)
+    made = derive(f"{file}:Transposed", frames, tmp_path / "model", rest_rate=0.3, training=training)
+    spec = made.model.spec
+    assert spec.narrow_readers and spec.narrowed_rest.macs == made.model.geometry.head_macs
+    again = derive(made.folder, frames, tmp_path / "again", rate=0.1)
+    assert again.model.spec.narrow_readers == spec.narrow_readers
+    assert edgevit.load(again.folder).spec == again.model.spec
+    assert edgevit.export(again.folder, fp16=False).parity["fp32"].error < 1e-4
+
+
+def test_outputs_that_would_change_are_kept_and_told(
+    file: Path, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head, "read_narrower", lambda *_: None)
+    progress = RecordedProgress()
+    made = derive(f"{file}:Transposed", frames, tmp_path / "model", progress=progress)
+    assert not made.model.spec.narrow_readers
+    assert any("reads tokens of the whole width" in warning for warning in progress.warnings)
+    assert edgevit.load(made.folder).spec == made.model.spec
+
+
+@pytest.mark.slow
+def test_a_map_is_that_of_the_whole_width(
+    file: Path, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = derive(f"{file}:Levels", frames, tmp_path / "model")
+    monkeypatch.setattr(session, "with_narrow_readers", lambda derived, _: (derived, None))
+    other = derive(f"{file}:Levels", frames, tmp_path / "other")
+    assert len(made.model.spec.narrow_readers) == 2 and other.model.spec.macs > made.model.spec.macs
+    assert made.record.map.divergence == pytest.approx(other.record.map.divergence, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_pyramid_is_made_of_a_narrower_embedding(tmp_path: Path) -> None:
+    data = tmp_path / "coco"
+    scenes.render(data, train=24, val=6, size=48)
+    options = {"calibration_images": 24, "sensitivity_images": 12, "measured_images": 6}
+    file = write_detectors(tmp_path)
+    file.write_text(file.read_text().replace("kind(backbone, 4,", "kind(backbone, 7,"))
+    made = derive(f"{file}:build", data, tmp_path / "model", output="boxes", rate=0.7, options=options)
+    assert made.model.spec.narrow_readers
+    loaded: Any = edgevit.load(made.folder)
+    pictures = [torch.rand(3, 48, 48, generator=torch.Generator().manual_seed(0))]
+    with torch.inference_mode():
+        (before,), (after,) = (m.module.detector(pictures) for m in (made.model, loaded))
+    assert all(torch.equal(before[name], after[name]) for name in before)
