@@ -35,8 +35,12 @@ _MAY_READ = (
     "its head is to read what {} returns, as of forward_features or forward_intermediates, not what hooks or second "
     "names of its layers see"
 )
-EXTRA_CHANNELS = 2  # of a head that reads a narrower embedding itself, beside those of the embedding
 _READS_MORE = "the head may read more than the tokens after some blocks"
+
+
+def channels_read(embed: int) -> int:
+    """The channels by which a head reads a narrower embedding itself: two more, in a multiple of 8 for fp16."""
+    return -(-(embed + 2) // 8) * 8
 
 
 @dataclass(frozen=True)
@@ -112,11 +116,12 @@ class DenseFamily:
         """The geometry of a narrower embedding, of this one whose blocks restore the whole width for the head."""
         stages, saved = list(geometry.stages), PerChannel(0, 0)
         for i, each in enumerate(self.per_channel):
-            less = stages[i].whole - stages[i].embed - EXTRA_CHANNELS
+            channels = channels_read(stages[i].embed)
+            less = stages[i].whole - channels
             if stages[i].whole and less <= 0:
                 return geometry
             if stages[i].whole:
-                stages[i] = replace(stages[i], whole=stages[i].embed + EXTRA_CHANNELS)
+                stages[i] = replace(stages[i], whole=channels)
                 saved = PerChannel(saved.macs + less * each.macs, saved.params + less * each.params)
         head_macs, head_params = geometry.head_macs - saved.macs, geometry.head_params - saved.params
         return replace(geometry, stages=tuple(stages), head_macs=head_macs, head_params=head_params)

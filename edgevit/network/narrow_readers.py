@@ -1,8 +1,8 @@
 """Layers of a head that read a narrower embedding themselves, in place of tokens of the whole width.
 
 In a narrower embedding a block gives its head y = D x' + t, of d channels for the d' of x'. What reads y is often one
-linear layer or (transposed) convolution, behind the network's last LayerNorm. Then it can read w = d' + 2 channels and
-compute the same. With C, which subtracts the mean over channels, and C [D t] = Q R, where Q^T Q = 1:
+linear layer or (transposed) convolution, behind the network's last LayerNorm. Then it can read w channels, d' + 2 or
+more, and compute the same. With C, which subtracts the mean over channels, and C [D t] = Q R, where Q^T Q = 1:
 
     z = R [x'; 1]            d' + 1 values, with |z|^2 / d the variance of y over its channels
     u = sqrt(w / d) U z      U [w, d' + 1]: orthonormal columns, each of which sums to zero
@@ -36,7 +36,7 @@ from edgevit.network.chains import (
     tensors_in,
 )
 from edgevit.network.copies import bare_copy
-from edgevit.network.dense import EXTRA_CHANNELS, DenseFamily, PerChannel, count_head_macs
+from edgevit.network.dense import DenseFamily, PerChannel, channels_read, count_head_macs
 from edgevit.network.network import Network
 from edgevit.records.model import NarrowedLayer
 
@@ -58,7 +58,7 @@ class _Place:
     def narrowed(self) -> NarrowedLayer:
         between = () if self.norm is None else (self.norm,)
         readers = (*([] if self.narrow is None else [self.narrow]), *self.readers)
-        return NarrowedLayer(self.restore, between, readers, self.width + EXTRA_CHANNELS)
+        return NarrowedLayer(self.restore, between, readers, channels_read(self.width))
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def reading_costs(network: Network, images: Tensor) -> tuple[PerChannel, ...]:
     geometry = network.geometry
     if geometry.fixed_embed is not None:
         return ()
-    sizes = zip(geometry.bases, geometry.bases_at(geometry.embed // 2), strict=True)
+    sizes = zip(geometry.bases, geometry.bases_at(geometry.embed // 4), strict=True)
     generator = torch.Generator().manual_seed(0)
     encoders = [torch.linalg.qr(torch.randn(size, generator=generator, dtype=torch.float64))[0].mT for size in sizes]
     found = read_narrower(network.with_embedding([encode.to(images.device) for encode in encoders]), images)
@@ -106,7 +106,7 @@ def read_narrower(network: Network, images: Tensor) -> NarrowReaders | None:
         places = _places(network, images)
     except NoChain:
         return None
-    if not places or any(place.width + EXTRA_CHANNELS >= place.whole for place in places):
+    if not places or any(channels_read(place.width) >= place.whole for place in places):
         return None
     folded, layers = bare_copy(network), tuple(place.narrowed for place in places)
     narrowed_as(folded.module, layers)
@@ -187,18 +187,19 @@ def _fold(whole: nn.Module, folded: nn.Module, place: _Place) -> None:
     """Set the weights of a network that reads fewer channels, in place, by those of one that reads all."""
     restore: Any = whole.get_submodule(place.restore)
     affine = torch.cat([restore.weight, restore.bias[:, None]], 1).detach().double()  # [D t]
-    d, width = len(affine), affine.shape[1] - 1
+    d, inputs = affine.shape  # d, d' + 1
+    width = channels_read(inputs - 1)
     if place.norm is None:
-        made = torch.eye(width + EXTRA_CHANNELS, width + 1).to(affine)
-        read = torch.cat([affine, affine.new_zeros(d, 1)], 1)  # [d, d' + 2]
+        made = torch.eye(width, inputs).to(affine)
+        read = torch.cat([affine, affine.new_zeros(d, width - inputs)], 1)
     else:
         norm: Any = whole.get_submodule(place.norm)
         gain, shift = (tensor.detach().double() for tensor in (norm.weight, norm.bias))
         q, r = torch.linalg.qr(affine - affine.mean(0))
-        scale = ((width + EXTRA_CHANNELS) / d) ** 0.5
-        sums_zero = _columns_of_zero_sum(width + EXTRA_CHANNELS).to(affine)
+        scale = (width / d) ** 0.5
+        sums_zero = _columns_of_zero_sum(width, inputs).to(affine)
         made = scale * sums_zero @ r
-        read = gain[:, None] * (q @ sums_zero.mT) / scale + shift[:, None] / (width + EXTRA_CHANNELS)
+        read = gain[:, None] * (q @ sums_zero.mT) / scale + shift[:, None] / width
         of_norm: Any = folded.get_submodule(place.norm)
         of_norm.weight.data.fill_(1)
         of_norm.bias.data.fill_(1)
@@ -213,8 +214,8 @@ def _fold(whole: nn.Module, folded: nn.Module, place: _Place) -> None:
         set_rows(folded.get_submodule(place.narrow), returned, None)
 
 
-def _columns_of_zero_sum(rows: int) -> Tensor:
-    """Orthonormal columns [rows, rows - 1] whose sums are zero, each of all rows: no channel is larger than others."""
-    random = torch.randn(rows, rows - 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    columns: Tensor = torch.linalg.qr(random - random.mean(0))[0]
-    return columns
+def _columns_of_zero_sum(rows: int, columns: int) -> Tensor:
+    """Orthonormal columns [rows, columns] whose sums are zero, each of all rows: no channel is larger than others."""
+    random = torch.randn(rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    orthonormal: Tensor = torch.linalg.qr(random - random.mean(0))[0]
+    return orthonormal

@@ -65,22 +65,22 @@ def narrowed(network: Network, width: int = NARROW) -> Network:
 @pytest.mark.parametrize(
     ("function", "layers"),
     [
-        ("Linear", [NarrowedLayer(LAST, NORM, ("first",), 18)]),
-        ("Convolution", [NarrowedLayer(LAST, NORM, ("first",), 18)]),
-        ("Transposed", [NarrowedLayer(LAST, NORM, ("first",), 18)]),
-        ("Twice", [NarrowedLayer(LAST, NORM, ("first", "second"), 18)]),
+        ("Linear", [NarrowedLayer(LAST, NORM, ("first",), 24)]),
+        ("Convolution", [NarrowedLayer(LAST, NORM, ("first",), 24)]),
+        ("Transposed", [NarrowedLayer(LAST, NORM, ("first",), 24)]),
+        ("Twice", [NarrowedLayer(LAST, NORM, ("first", "second"), 24)]),
         (
             "Levels",
             [
-                NarrowedLayer("backbone.blocks.0.restore", NORM, ("backbone.blocks.1.narrow", "one"), 18),
-                NarrowedLayer(LAST, NORM, ("two",), 18),
+                NarrowedLayer("backbone.blocks.0.restore", NORM, ("backbone.blocks.1.narrow", "one"), 24),
+                NarrowedLayer(LAST, NORM, ("two",), 24),
             ],
         ),
         (
             "Bare",
             [
-                NarrowedLayer("backbone.blocks.0.restore", (), ("backbone.blocks.1.narrow", "one"), 18),
-                NarrowedLayer(LAST, (), ("two",), 18),
+                NarrowedLayer("backbone.blocks.0.restore", (), ("backbone.blocks.1.narrow", "one"), 24),
+                NarrowedLayer(LAST, (), ("two",), 24),
             ],
         ),
     ],

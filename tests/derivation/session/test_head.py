@@ -16,6 +16,7 @@ import edgevit
 from benchmarks import scenes
 from edgevit.derivation.session import derive as session
 from edgevit.derivation.session import head
+from edgevit.network.dense import channels_read
 from edgevit.train.settings import Training
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -46,7 +47,7 @@ def test_the_budget_counts_what_the_head_reads(file: Path, frames: Path, tmp_pat
     made = derive(f"{file}:Transposed", frames, tmp_path / "model", progress=progress)
     spec = made.model.spec
     (layer,) = spec.narrow_readers
-    assert layer.readers == ("first",) and layer.channels == spec.embed + 2 < 64
+    assert layer.readers == ("first",) and layer.channels == channels_read(spec.embed) < 64
     (note,) = (note for note in progress.notes if note.startswith("the head reads"))
     assert "in first: " in note and "MACs less" in note
     assert 0.07 * spec.base.macs < spec.macs <= 0.08 * spec.base.macs
