@@ -43,7 +43,7 @@ _HEADS = ("subset", "full")
 _STARTS = ("base", "finetuned", "better")
 _BUDGETS_OF = ("pyramid", "whole")
 _TOKEN_OUTPUTS: Mapping[str, TokenOutput] = {
-    "features:patches": "patches", "features:class,patches": "class,patches",
+    "features:class": "class", "features:patches": "patches", "features:class,patches": "class,patches",
 }  # fmt: skip
 OUTPUTS = ("classes", "features", *_TOKEN_OUTPUTS, "map", "map:foreground", "map:classes", "boxes")
 _NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
@@ -81,9 +81,9 @@ BASE_STEPS = (
 OutputOption = Annotated[
     str,
     Option(
-        "Output of the model: classes; features (pooled; of tokens features:patches or features:class,patches; after "
-        "several blocks features:patches@3,6,9,12); the map of your own head: map (values), map:foreground or "
-        "map:classes (logits); or the boxes of your own detector. Only classes need labels.",
+        "Output of the model: classes; features (pooled; of tokens features:class, features:patches or "
+        "features:class,patches; after some blocks features:class@9,12, or features@9); the map of your own head: map "
+        "(values), map:foreground or map:classes (logits); or boxes of your own detector. Only classes need labels.",
         DATA,
         common=True,
     ),
@@ -110,7 +110,7 @@ def check_output(output: str) -> None:
 
 
 def puts_out_features(output: str) -> bool:
-    return output == "features" or tokens_of_output(output) is not None
+    return str(output).partition("@")[0] in ("features", *_TOKEN_OUTPUTS)
 
 
 def tokens_of_output(output: str) -> TokenOutput | None:
@@ -122,16 +122,21 @@ def depths_of(output: str) -> tuple[int, ...]:
     """The blocks, from 1, after which an output has its features: `features:patches@3,12`; empty: it names none.
 
     Raises:
-        OptionError: they are no ascending numbers, or of no tokens.
+        OptionError: they are no ascending numbers, or several for pooled features.
     """
     kind, at, numbers = str(output).partition("@")
     if not at or kind not in ("features", *_TOKEN_OUTPUTS):
         return ()
     depths = tuple(int(number) for number in numbers.split(",")) if re.fullmatch(r"\d{1,4}(,\d{1,4})*", numbers) else ()
-    if kind == "features" or not depths or depths[0] < 1 or sorted({*depths}) != list(depths):
+    if not depths or depths[0] < 1 or sorted({*depths}) != list(depths):
         raise OptionError(
-            f"--output {output}: expected tokens and the numbers of blocks in ascending order, from 1; try "
-            "features:patches@3,6,9,12"
+            f"--output {output}: expected the numbers of blocks in ascending order, from 1; try "
+            f"{'features@9' if kind == 'features' else f'{kind}@3,6,9,12'}"
+        )
+    if kind == "features" and len(depths) > 1:
+        raise OptionError(
+            f"--output {output}: pooled features are those after one block; try features:class@{numbers} or "
+            f"features:patches@{numbers}"
         )
     return depths
 

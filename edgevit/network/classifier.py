@@ -54,12 +54,37 @@ def read_tokens(network: Network, tokens: TokenOutput) -> None:
     choose_tokens(network.module, tokens)
 
 
+def _end_after(network: Network, depths: Sequence[int]) -> None:
+    """Remove the blocks behind the last of these, in place.
+
+    Raises:
+        UnsupportedModelError: there is no such block, or another stage of the network begins behind it.
+    """
+    last, blocks, name = depths[-1], len(network.dims), architecture(network.module)
+    text = ",".join(map(str, depths))
+    if last > blocks:
+        raise UnsupportedModelError(f"features after blocks {text}: {name} has {blocks}; try {blocks} for the last")
+    if last == blocks:
+        return
+    if len(network.geometry.stages) > 1:
+        raise UnsupportedModelError(
+            f"features after blocks {text}: the blocks of {name} are in stages, and the last of them pools; {_POOLED}"
+        )
+    network.keep_blocks(range(last))
+
+
 def with_features(network: Network, tokens: TokenOutput | None = None, depths: Sequence[int] = ()) -> Network:
     """Put the identity in place of a network's classifiers, or where there is none: its outputs are the features.
 
     With `tokens` they are the features of each of these. A narrower embedding, or a linear map that makes up for what
-    was cut, then has its place in these heads. With `depths` they are those after these blocks, and no head follows.
+    was cut, then has its place in these heads. With `depths` they are those after these blocks, from 1, and blocks
+    behind the last of them are removed in place; no head follows those of tokens.
+
+    Raises:
+        UnsupportedModelError: it has no such block, or no such tokens.
     """
+    if depths:
+        _end_after(network, depths)
     if tokens is not None and depths:
         if network.family_name != "vit":
             raise UnsupportedModelError(

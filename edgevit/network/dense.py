@@ -26,7 +26,7 @@ from edgevit.network.families import Family, Interchange, family_like, load_fami
 from edgevit.network.layers import BlockLayers, Ends, SiteLayer, first_input
 
 _FROZEN: Mapping[Axis, str] = {
-    "tokens": "the head reads all patches",
+    "tokens": "the head may read all patches",
     "block": "the head may read the tokens after any block",
 }
 

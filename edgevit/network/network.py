@@ -371,8 +371,9 @@ class Network(nn.Module):
             embed: width of the embedding of the base.
         """
         if isinstance(self.family, DenseFamily):
-            geometry = self.geometry
-            return {} if geometry.embed == embed else {"embed_dim": geometry.stages[0].embed}
+            geometry, blocks = self.geometry, len(self.dims)
+            changed = {} if geometry.embed == embed else {"embed_dim": geometry.stages[0].embed}
+            return changed if blocks == depth else {**changed, "depth": blocks}
         return self.family.interchange.timm_arguments(self.module, depth, embed)
 
     def plain_loader(self) -> str | None:

@@ -29,7 +29,7 @@ Head = Literal["subset", "full"]
 OutputKind = Literal["logits", "features", "boxes", "foreground", "classes", "values"]
 # What the head reads of the tokens after the last norm: some of them one by one, or the class token and the mean of the
 # patches side by side.
-TokenOutput = Literal["patches", "class,patches", "class,mean"]
+TokenOutput = Literal["class", "patches", "class,patches", "class,mean"]
 Size = Annotated[int, Field(gt=0, lt=2**31)]
 Dimension = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(gt=0, lt=2**63)]
@@ -253,8 +253,10 @@ PreprocessingFields = dict[str, Any]
 
 def token_names(tokens: TokenOutput, depths: Sequence[int] = ()) -> tuple[str, ...]:
     """The names of features of tokens in an exported file, in order; `depths` as in `ModelSpec`."""
-    names = ("class_token", "patch_tokens") if tokens == "class,patches" else ("patch_tokens",)
-    return tuple(f"{name}_{depth}" for depth in depths for name in names) or names
+    names = [
+        name for part, name in (("class", "class_token"), ("patches", "patch_tokens")) if part in tokens.split(",")
+    ]
+    return tuple(f"{name}_{depth}" for depth in depths for name in names) or tuple(names)
 
 
 def reads_texts(preprocessing: Mapping[str, Any]) -> bool:

@@ -39,6 +39,33 @@ def test_features_of_tokens_are_those_after_the_last_norm_and_no_registers(small
     assert all("all patches are put out" in block.attention.site.frozen["tokens"] for block in both.blocks)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "depths"), [(None, (2,)), ("class", ()), ("class", (1, 2)), ("class", (2,)), ("patches", (2,))]
+)
+def test_features_after_earlier_blocks_are_of_a_network_that_ends_there(
+    small_vit: Any, tokens: Any, depths: tuple[int, ...]
+) -> None:
+    whole, images = small_vit(depth=4, reg_tokens=2), torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        after = whole.module.forward_intermediates(
+            images, [0, 1, 3], norm=True, return_prefix_tokens=True, output_fmt="NLC", intermediates_only=True
+        )
+        of_block = {depth: (prefix[:, 0], patches) for depth, (patches, prefix) in zip((1, 2, 4), after, strict=True)}
+        network = with_features(whole, tokens, depths)
+        outputs = network(images)
+    expected = [of_block[depth][tokens == "patches"] for depth in depths or (4,)]
+    torch.testing.assert_close(outputs, torch.stack(expected, 1) if tokens and depths else expected[0])
+    assert len(network.dims) == (depths or (4,))[-1]
+
+
+def test_features_after_blocks_that_there_are_not_are_one_line(small_vit: Any) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"after blocks 1,9: \S+ has 2; try 2 for the last"):
+        with_features(small_vit(), "patches", (1, 9))
+    swin = small_vit("swin_tiny_patch4_window7_224")
+    with pytest.raises(UnsupportedModelError, match="are in stages, and the last of them pools; try --output features"):
+        with_features(swin, None, (1,))
+
+
 @pytest.mark.parametrize("registers", [0, 3])
 def test_a_head_reads_the_class_token_and_the_mean_of_the_patches_in_another_basis_too(
     small_vit: Any, registers: int

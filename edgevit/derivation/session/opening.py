@@ -140,7 +140,7 @@ def open_without_labels(base: Model | Headless, request: Deriving, progress: Pro
         OptionError: the base has another output.
         DataError: there are no images or too few, or the outputs are not finite, or the same for all images.
     """
-    base = unlabelled_model(base, request.output)
+    base = unlabelled_model(base, request.output, progress)
     assert request.data is not None, "else the method would slice a super-network, which has a head"
     task = open_unlabelled_task(
         request.data,

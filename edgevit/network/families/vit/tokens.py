@@ -144,6 +144,8 @@ class TokenChoice(nn.Identity):
 
     def forward(self, x: Tensor) -> Tensor:
         patches = x[:, self.prefix :]
+        if self.tokens == "class":
+            return x[:, 0]
         if self.tokens == "patches":
             return patches
         if self.tokens == "class,mean":
@@ -157,7 +159,7 @@ class TokenChoice(nn.Identity):
 
     def counted(self, patches: int) -> int:
         """How many times the head is applied, of so many patches."""
-        return {"patches": patches, "class,patches": 1 + patches, "class,mean": 1}[self.tokens]
+        return {"patches": patches, "class,patches": 1 + patches}.get(self.tokens, 1)
 
 
 def choose_tokens(model: Any, tokens: TokenOutput) -> None:
