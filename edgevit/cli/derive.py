@@ -97,7 +97,9 @@ def _next(
     console.show(f"Next: {shlex.join(_following(derivations[-1], request))}")
     unpruned = out.with_name("base")
     if context is not None and request.base is not None and not unpruned.exists():
-        command = arguments.repeated(context, "base", name=request.base, out=unpruned)
+        limited = request.fitted_blocks != request.head_blocks and derivations[-1].record.fitted_head is not None
+        blocks = {"head_blocks": request.fitted_blocks} if limited else {}
+        command = arguments.repeated(context, "base", name=request.base, out=unpruned, **blocks)
         console.show(f"To set it against its base: {command}")
 
 

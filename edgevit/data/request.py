@@ -37,6 +37,14 @@ NewHead = Annotated[
         "Leave the base's classifier out, and fit one to the images: for classes that the base does not know.", DATA
     ),
 ]
+HeadBlocks = Annotated[
+    int,
+    Option(
+        "Most last blocks of a ViT that a fitted head may read: several only where that is clearly more accurate, as "
+        "all blocks and tokens then stay. 1: the last alone.",
+        DATA,
+    ),
+]
 BaseClasses = Annotated[
     Path | str | Sequence[str] | None,
     Option(

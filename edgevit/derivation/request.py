@@ -17,6 +17,7 @@ from edgevit.data.request import (
     Classes,
     Data,
     GroupBy,
+    HeadBlocks,
     NewHead,
     OptionalData,
     SkipBadImages,
@@ -49,6 +50,7 @@ OUTPUTS = ("classes", "features", *_TOKEN_OUTPUTS, "map", "map:foreground", "map
 _NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
 
 
+HEAD_BLOCKS = 4  # as in DINOv2's own linear evaluation
 METHOD = f"{', '.join(own_method_names())}, or a baseline: {', '.join(baseline_names())}; see edgevit methods."
 OUT = Option("Model folder to write. It must not exist yet.", OUTPUT, metavar="FOLDER", common=True)
 _OVERWRITE = Option("Replace the folder of --out once the new model is complete.", OUTPUT)
@@ -141,6 +143,11 @@ def depths_of(output: str) -> tuple[int, ...]:
     return depths
 
 
+def check_head_blocks(blocks: int) -> None:
+    """Raise OptionError for a number of blocks that there cannot be."""
+    check_number("--head-blocks", blocks, "[1, 2**10)", "try 4, or 1 for a head of the last block")
+
+
 def refuse_classes(output: str, options: Mapping[str, bool]) -> None:
     """Refuse, for a model that puts out no classes, the options of classes that are given."""
     if refused := [option for option, is_given in options.items() if is_given]:
@@ -177,6 +184,7 @@ class BaseRequest(BaseOptions):
     ] = None
     base_classes: BaseClasses = None
     new_head: NewHead = False
+    head_blocks: HeadBlocks = HEAD_BLOCKS
     output: OutputOption = OUTPUTS[0]
     # How images are split and read, for the check of the base and for a head that is fitted.
     validation_fraction: _ValidationFraction = 0.1
@@ -197,6 +205,11 @@ class BaseRequest(BaseOptions):
         """The base, by its name in other requests."""
         return self.name
 
+    @property
+    def fitted_blocks(self) -> int:
+        """How many last blocks a head that is fitted may read."""
+        return self.head_blocks
+
     def opening(self) -> dict[str, Any]:
         """The arguments of `open_network`."""
         return {**super().opening(), "new_head": self.new_head}
@@ -209,6 +222,7 @@ class BaseRequest(BaseOptions):
         if self.training.steps and (self.data is None or self.output != OUTPUTS[0]):
             raise OptionError("--steps trains the base on classes; give --data, images of them, and no --output")
         check_number("--validation-fraction", self.validation_fraction, "(0, 1)", "try 0.1")
+        check_head_blocks(self.head_blocks)
         self.check_base(self.name)
         check_output(self.output)
         if self.output != OUTPUTS[0]:
@@ -218,6 +232,7 @@ class BaseRequest(BaseOptions):
                     "--classes": self.classes is not None,
                     "--base-classes": self.base_classes is not None,
                     "--new-head": self.new_head,
+                    f"--head-blocks {self.head_blocks}": self.head_blocks != HEAD_BLOCKS,
                 },
             )
         elif self.data is not None:
@@ -260,6 +275,11 @@ class Request(BaseOptions):
         ),
     ] = None
     training: Annotated[Training, Nested()] = field(default_factory=Training)
+
+    @property
+    def fitted_blocks(self) -> int:
+        """How many last blocks a head that is fitted may read."""
+        return 1
 
     def opening(self) -> dict[str, Any]:
         """The arguments of `open_network`."""
@@ -381,6 +401,7 @@ class Deriving(Request):
         Option("Super-network to cut a slice from, in place of BASE, for --method skd.", SHAPE, metavar="FOLDER"),
     ] = None
     output: OutputOption = OUTPUTS[0]
+    head_blocks: HeadBlocks = HEAD_BLOCKS
     head: Annotated[
         Head, Option("Outputs of the model: subset (only the target classes) or full (all outputs of the base).", SHAPE)
     ] = "subset"
@@ -437,6 +458,16 @@ class Deriving(Request):
         """Whether the base itself is trained, too: as a baseline, or to be cut."""
         return self.finetune_base or self.derive_from != "base"
 
+    @property
+    def fitted_blocks(self) -> int:
+        """How many last blocks a head that is fitted may read; one where blocks or tokens go, or costs are measured.
+
+        The table of a measured budget is of the base before it has a head.
+        """
+        method = describe(self.method)
+        measured = any(getattr(self, name, None) is not None for name in MEASURED_BUDGETS)
+        return 1 if self.remove_blocks or method.slices or method.drops_tokens or measured else self.head_blocks
+
     def _check_output(self) -> None:
         """Refuse options of classes, and methods that read labels, for a model that puts out no classes."""
         check_output(self.output)
@@ -453,6 +484,7 @@ class Deriving(Request):
             raise OptionError(f"--output {self.output} {reason}, and {self.method} reads labels of classes; try {able}")
         of_classes = {
             "--classes": self.classes is not None and not boxes,
+            f"--head-blocks {self.head_blocks}": self.head_blocks != HEAD_BLOCKS,
             "--base-classes": self.base_classes is not None,
             "--new-head": self.new_head,
             "--remove-blocks": self.remove_blocks > 0,
@@ -547,6 +579,7 @@ class DeriveRequest(Deriving):
         """Refuse a wrong name or number, whatever base, images and budget there are."""
         self._check_start()
         check_number("--remove-blocks", self.remove_blocks, "[0, 2**10)", "try 3")
+        check_head_blocks(self.head_blocks)
         if self.head not in _HEADS:
             raise UnknownNameError("head", self.head, _HEADS)
         if self.reject is not None:

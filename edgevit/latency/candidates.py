@@ -130,7 +130,7 @@ class CandidateBuilder:
         )
         options: dict[str, Any] = {**request.opening(), **{name: getattr(request, name) for name in shared}}
         options |= {"classes": ModelFolder(model).spec().class_names or None}
-        options |= {"overwrite": self.base.is_dir(), "checked": True}
+        options |= {"overwrite": self.base.is_dir(), "checked": True, "head_blocks": request.fitted_blocks}
         write_base(BaseRequest(name=base, out=self.base, **options), self.progress)
 
 

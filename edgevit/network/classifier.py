@@ -1,4 +1,4 @@
-"""Fewer classes for a network, or features in their place."""
+"""Fewer classes for a network, features in their place, or a classifier of the features of several blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def tokens_of(network: Network) -> TokenOutput | None:
 
 def pooled_place(network: Network) -> slice | None:
     """The part of [class token, mean of the patches] that timm pools; None: a head cannot read both of them."""
-    return pooled_part(network.module) if network.family_name == "vit" else None
+    is_plain = network.family_name == "vit" and not isinstance(network.family, DenseFamily)
+    return pooled_part(network.module) if is_plain else None
 
 
 def read_tokens(network: Network, tokens: TokenOutput) -> None:
@@ -52,6 +53,19 @@ def read_tokens(network: Network, tokens: TokenOutput) -> None:
             f"{architecture(network.module)} has no tokens of a class and of patches; {_POOLED}"
         )
     choose_tokens(network.module, tokens)
+
+
+def with_last_blocks(network: Network, blocks: int, classes: int) -> Network:
+    """A copy with a linear head, of random weights, of class token and mean of the patches of each of the last blocks.
+
+    Raises:
+        UnsupportedModelError: it has no class token.
+    """
+    last = len(network.dims)
+    module = tokens_after(network.module, range(last - blocks + 1, last + 1), "class,mean")
+    module.make_head(classes)
+    read = tuple(range(last - blocks, last))
+    return Network(module, DenseFamily(PLACE, network.family_name, 0, None, read, classifier="head"))
 
 
 def _end_after(network: Network, depths: Sequence[int]) -> None:

@@ -414,6 +414,9 @@ class ModelSpec:
             return f"has the output {self.output!r} and {len(names)} classes"
         if self.tokens is not None and (self.output == "features") != (self.tokens != "class,mean"):
             return f"has the output {self.output!r} and the tokens {self.tokens!r}"
+        last = range(len(self.blocks) - len(self.depths) + 1, len(self.blocks) + 1)
+        if self.tokens == "class,mean" and self.depths not in ((), tuple(last)):
+            return f"has a head of blocks {', '.join(map(str, self.depths))}, expected the last ones"
         if self.head == "subset" and len(names) != outputs:
             return f"has {len(names)} classes and {outputs} outputs"
         if any(c.base_index >= self.base.outputs for c in self.classes):

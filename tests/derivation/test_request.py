@@ -67,6 +67,8 @@ REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (DeriveRequest, {"base": "vit", "data": "digits"}, "a budget is one of"),
     (DeriveRequest, {"base": "vit", "data": "digits", "rate": 0.5, "preprocessing": {"std": [0.0]}}, "--std 0 is not"),
     (DeriveRequest, {"base": "vit", "data": "digits", "rate": 0.5, "head": "half"}, "no head 'half'"),
+    (DeriveRequest, {"base": "vit", "data": "digits", "rate": 0.5, "head_blocks": 0}, "--head-blocks 0 is not in"),
+    (DeriveRequest, {**REST, "rest_rate": 0, "head_blocks": 1}, "--head-blocks 1 is for classes"),
     (DeriveRequest, {**REST, "rest_rate": 1.0}, r"--rest-rate 1 is not in \[0, 1\)"),
     (DeriveRequest, {**REST, "output": "classes"}, "--rest-rate is for a head of your own .* --output is classes"),
     (DeriveRequest, {**REST, "output": "features:patches"}, "nothing is behind its backbone"),
@@ -75,6 +77,22 @@ REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (SupernetRequest, {"base": "vit", "data": "digits", "rate": 2}, "--rate 2"),
     (BaseRequest, {"name": "vit"}, "needs weights"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("given", "blocks"),
+    [
+        ({}, 4),
+        ({"head_blocks": 2}, 2),
+        ({"remove_blocks": 1}, 1),
+        ({"method": "heart"}, 1),
+        ({"method": "skd"}, 1),
+        ({"rate": None, "ms": 5.0}, 1),
+    ],
+)
+def test_a_fitted_head_reads_one_block_where_others_or_their_tokens_may_go(given: dict[str, Any], blocks: int) -> None:
+    assert DeriveRequest(**{"base": "vit", "out": Path("m"), "rate": 0.5, **given}).fitted_blocks == blocks
+    assert SupernetRequest(base="vit", out=Path("m"), data="digits").fitted_blocks == 1
 
 
 @pytest.mark.parametrize(("kind", "given", "told"), REFUSED)

@@ -126,7 +126,7 @@ def open_for(
     assert request.base is not None
     passes = open_passes(request.training, progress)
     cache = _cache(request, task, passes)
-    model, fitted = with_fitted_head(base, task, passes, cache)
+    model, fitted = with_fitted_head(base, task, passes, cache, request.fitted_blocks)
     assumed = _assumed(base, request, task, progress, fitted=fitted is not None)
     of_task = Network.with_columns if head == "full" else with_classes
     network = of_task(model, task.base_columns)

@@ -72,6 +72,7 @@ class _Work:
             shared = ("data", "output", "training", "validation_fraction", "group_by", "skip_bad_images", "cache")
             options = {**request.opening(), **{name: getattr(request, name) for name in shared}, "checked": True}
             chosen = classes if self.is_of_classes else None
+            options["head_blocks"] = request.at(request.rates[0]).fitted_blocks
             write_base(BaseRequest(name=request.base, out=self.out / BASE, classes=chosen, **options), self.progress)
 
     def point(self, folder: str, rate: float | None, derivation: DerivationRecord, part: JudgedPart) -> SweepPoint:

@@ -108,7 +108,7 @@ def blind(headless: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_head_reads_the_mean_of_the_patches_too_where_that_helps_and_so_does_what_is_derived(
     headless: Path, tmp_path: Path
 ) -> None:
-    asked = given(headless, classes="3,5,8", rate=0.4, training=Training(steps=0, device="cpu"))
+    asked = given(headless, classes="3,5,8", rate=0.4, training=Training(steps=0, device="cpu"), head_blocks=1)
     progress = Notes()
     derived = edgevit.derive(NAME, out=tmp_path / "small", progress=progress, **asked)
     fitted = derived.record.fitted_head
@@ -131,10 +131,62 @@ def test_a_head_reads_the_mean_of_the_patches_too_where_that_helps_and_so_does_w
         torch.testing.assert_close(names["model"].eval()(images), loaded(images), rtol=1e-4, atol=1e-4)
 
 
+def test_a_head_reads_several_blocks_where_that_is_clearly_better_and_so_does_what_is_derived(
+    headless: Path, tmp_path: Path
+) -> None:
+    asked = given(headless, classes="3,5,8", rate=0.6, training=Training(steps=0, device="cpu"))
+    progress = Notes()
+    derived = edgevit.derive(NAME, out=tmp_path / "small", progress=progress, **asked)
+    last, spec = derived.record.fitted_head.reads.last, derived.model.spec
+    assert last.is_chosen and last.accuracy > derived.record.fitted_head.reads.class_and_mean + last.error
+    assert (spec.tokens, spec.depths, last.blocks) == ("class,mean", (1, 2), 2)
+    (said,) = [note for note in progress.notes if "a linear head of" in note]
+    assert "the mean of the patches after each of the last 2 blocks (" in said and "all blocks and tokens stay" in said
+    assert spec.macs < 0.41 * spec.base.macs and len(spec.blocks) == 2
+    assert derived.top1 > derived.record.accuracy.base_restricted.top1 - 0.1 > 0.75
+    assert edgevit.evaluate(tmp_path / "small").top1 == derived.top1
+    exported = edgevit.export(tmp_path / "small", data="digits", fp16=False)
+    assert exported.parity["fp32"].error < 1e-4 and exported.accuracy.files["fp32"].agreement == 1
+    with pytest.raises(OptionError, match="--remove-blocks 1: the head of this base reads several blocks; derive from"):
+        edgevit.derive(tmp_path / "small", out=tmp_path / "m", data="digits", rate=0.3, remove_blocks=1)
+    with pytest.raises(OptionError, match="heart drops tokens, and the head of this base reads those after several"):
+        edgevit.derive(tmp_path / "small", out=tmp_path / "m", data="digits", rate=0.3, method="heart")
+
+
+def test_the_last_block_alone_is_read_where_earlier_ones_say_the_same(headless: Path, tmp_path: Path) -> None:
+    state = load_file(headless)
+    for name in state:
+        if name.startswith("blocks.1.") and ("attn.proj" in name or "mlp.fc2" in name):
+            state[name].zero_()
+    save_file(state, tmp_path / "idle.safetensors")
+    progress = Notes()
+    asked = given(tmp_path / "idle.safetensors", classes=["3", "5", "8"], progress=progress)
+    model = edgevit.base(NAME, out=tmp_path / "base", **asked)
+    assert model.spec.tokens == "class,mean" and not model.spec.depths
+    (said,) = [note for note in progress.notes if "a linear head of" in note]
+    assert "of the class token and the mean of the patches (" in said and "standard error of the difference" in said
+
+
+@pytest.mark.slow
+def test_a_base_with_a_head_of_several_blocks_is_trained_and_gets_another_head(headless: Path, tmp_path: Path) -> None:
+    training = Training(steps=6, batch_size=32, device="cpu", evaluations=2)
+    asked = given(headless, classes=["3", "5", "8"], training=training)
+    base = edgevit.base(NAME, out=tmp_path / "base", **asked)
+    assert base.spec.depths == (1, 2) and edgevit.load(tmp_path / "base").spec == base.spec
+    again = edgevit.base(tmp_path / "base", out=tmp_path / "again", new_head=True, data="digits", classes=["1", "2"])
+    assert (again.spec.depths, again.spec.outputs) == ((1, 2), 2)
+    assert edgevit.evaluate(tmp_path / "again", "digits").top1 > 0.8
+    asked = given(headless, classes="3,5,8", rate=0.3, training=training, derive_from="better")
+    derived = edgevit.derive(NAME, out=tmp_path / "small", **asked)
+    assert derived.record.start is not None and derived.model.spec.depths == (1, 2) and derived.top1 > 0.7
+
+
 @pytest.mark.slow
 def test_what_timm_pools_is_read_where_more_does_not_help(blind: Path, tmp_path: Path) -> None:
     """The class token is the same for all images, and adds nothing to the mean of the patches."""
-    asked = given(blind, model_args={**ARGS, "global_pool": "avg", "fc_norm": False}, classes=["3", "5", "8"])
+    asked = given(
+        blind, model_args={**ARGS, "global_pool": "avg", "fc_norm": False}, classes=["3", "5", "8"], head_blocks=1
+    )
     progress = Notes()
     model = edgevit.base(NAME, out=tmp_path / "base", progress=progress, **asked)
     said = next(note for note in progress.notes if "a linear head of" in note)

@@ -1,4 +1,4 @@
-"""A ViT that puts out its tokens after several of its blocks, for a head that an application has."""
+"""A ViT that puts out its tokens after several of its blocks, for a head that an application has, or a linear one."""
 
 from __future__ import annotations
 
@@ -20,20 +20,34 @@ PLACE = "backbone"  # name of the ViT within the module
 class Depths(nn.Module):
     """Tokens of a ViT after K of its blocks, each through its last norm: images [B, C, H, W] to [B, K, N, d].
 
-    Class tokens alone are [B, K, d].
+    Class tokens alone are [B, K, d], and class token and mean of the patches [B, K, 2 d]. A linear head that reads all
+    of these side by side gives logits [B, C].
     """
+
+    head: nn.Linear | None
 
     def __init__(self, backbone: Any, depths: Sequence[int], tokens: TokenOutput) -> None:
         """Count `depths` from 1; the last is that of the last block."""
         super().__init__()
         self.backbone, self.depths = backbone, tuple(depths)
         self.choice = TokenChoice(tokens, backbone.num_prefix_tokens)
+        self.head = None
 
     @property
     def tokens(self) -> TokenOutput:
         return self.choice.tokens
 
+    def make_head(self, classes: int) -> None:
+        """Add a linear head with random weights, or replace it."""
+        width = len(self.depths) * self.choice.joined * self.backbone.num_features
+        self.head = nn.Linear(width, classes).to(next(self.backbone.parameters()))
+
     def forward(self, images: Tensor) -> Tensor:
+        outputs = self.read(images)
+        return outputs if self.head is None else self.head(outputs.flatten(1))
+
+    def read(self, images: Tensor) -> Tensor:
+        """The chosen tokens after each of the blocks."""
         after = self.backbone.forward_intermediates(
             images, [depth - 1 for depth in self.depths], return_prefix_tokens=True, norm=True, output_fmt="NLC",
             intermediates_only=True,

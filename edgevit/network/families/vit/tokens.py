@@ -191,7 +191,8 @@ def pooled_part(model: Any) -> slice | None:
         return None
     if model.global_pool == "avg" and model.pool_include_prefix:
         return None
-    return {"token": slice(model.embed_dim), "avg": slice(model.embed_dim, None)}.get(model.global_pool)
+    width = model.embed_dim
+    return {"token": slice(0, width), "avg": slice(width, 2 * width)}.get(model.global_pool)
 
 
 def widened(model: Any, classes: int) -> nn.Linear:
