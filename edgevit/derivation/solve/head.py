@@ -38,6 +38,7 @@ from edgevit.records.model import TokenOutput
 from edgevit.train.passes import Passes
 from edgevit.train.ridge import (
     FOLDS,
+    ChosenRidge,
     Moments,
     RidgeRegression,
     choose_ridge,
@@ -207,11 +208,7 @@ def _fit(base: Headless, task: Task, passes: Passes, pooled: slice | None, block
         for part in read:
             crossed.append(cross_validate(features[:, part], labels))
             stage.update(len(crossed))
-    accuracies = [each.accuracy for each in crossed]
-    best = max(range(min(len(read), 2)), key=accuracies.__getitem__)  # among equals what timm pools
-    if blocks > 1:
-        accuracies.append(error := gain_error(crossed[best], crossed[2], labels))
-        best = 2 if crossed[2].accuracy > crossed[best].accuracy + error else best
+    best, errors = best_head(crossed, labels)
     part, chosen = read[best], crossed[best]
     if moments is None:
         regression = RidgeRegression.of_images(features[:, part], labels)
@@ -223,9 +220,21 @@ def _fit(base: Headless, task: Task, passes: Passes, pooled: slice | None, block
         chosen = choose_ridge(regression, features, labels)
     weight, bias = (chosen.temperature * part for part in regression.solved(chosen.ridge))
     accuracy = class_accuracy(features @ weight.T + bias, labels)
-    compared_heads = [] if pooled is None else accuracies
-    facts = torch.tensor([chosen.ridge, chosen.temperature, accuracy, *compared_heads], dtype=torch.float64)
+    accuracies = [] if pooled is None else [each.accuracy for each in crossed]
+    facts = torch.tensor([chosen.ridge, chosen.temperature, accuracy, *accuracies, *errors], dtype=torch.float64)
     return {"weight": weight.float(), "bias": bias.float(), "facts": facts}
+
+
+def best_head(crossed: Sequence[ChosenRidge], labels: Tensor) -> tuple[int, list[float]]:
+    """The place of the best of heads that were judged on the same images, the first among equals.
+
+    The third, of several blocks, must be better by more than a standard error, which is returned where there is one.
+    """
+    best = max(range(len(crossed[:2])), key=lambda i: crossed[i].accuracy)
+    errors = [gain_error(crossed[best], several, labels) for several in crossed[2:]]
+    if errors and crossed[2].accuracy > crossed[best].accuracy + errors[0]:
+        best = 2
+    return best, errors
 
 
 def _pass_features(

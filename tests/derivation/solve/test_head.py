@@ -17,10 +17,11 @@ from small_base import ARGS, write_checkpoint
 import edgevit
 from edgevit.derivation.request import DeriveRequest, SupernetRequest
 from edgevit.derivation.session.opening import open_for
-from edgevit.derivation.solve.head import FEWEST, open_task_for
+from edgevit.derivation.solve.head import FEWEST, best_head, open_task_for
 from edgevit.errors import DataError, OptionError
 from edgevit.network.opening import open_network
 from edgevit.progress import Silent
+from edgevit.train.ridge import cross_validate
 from edgevit.train.settings import Teacher, Training
 
 # skd cuts super-networks, and those have their own test.
@@ -151,6 +152,25 @@ def test_a_head_reads_several_blocks_where_that_is_clearly_better_and_so_does_wh
         edgevit.derive(tmp_path / "small", out=tmp_path / "m", data="digits", rate=0.3, remove_blocks=1)
     with pytest.raises(OptionError, match="heart drops tokens, and the head of this base reads those after several"):
         edgevit.derive(tmp_path / "small", out=tmp_path / "m", data="digits", rate=0.3, method="heart")
+
+
+def test_a_head_of_several_blocks_must_gain_more_than_a_standard_error() -> None:
+    random, labels = torch.Generator().manual_seed(0), torch.arange(300) % 3
+    told = torch.nn.functional.one_hot(labels).double()
+    noise = torch.randn(3, 300, 3, generator=random, dtype=torch.float64)
+    weak, other = told + noise[0], told + 1.2 * noise[1]
+
+    def chosen(*features: torch.Tensor) -> tuple[int, list[float]]:
+        return best_head([cross_validate(f, labels) for f in features], labels)
+
+    assert chosen(weak, weak) == (0, []) and chosen(other, weak)[0] == 1
+    place, (error,) = chosen(other, weak, torch.cat([weak, other], 1))
+    assert place == 2 and 0.01 < error < 0.05, "they err on different images"
+    slightly = weak.clone()
+    slightly[:4] = 10 * told[:4]
+    gain = cross_validate(slightly, labels).accuracy - cross_validate(weak, labels).accuracy
+    place, (error,) = chosen(other, weak, slightly)
+    assert 0 < gain < error and place == 1
 
 
 def test_the_last_block_alone_is_read_where_earlier_ones_say_the_same(headless: Path, tmp_path: Path) -> None:
