@@ -37,6 +37,14 @@ NewHead = Annotated[
         "Leave the base's classifier out, and fit one to the images: for classes that the base does not know.", DATA
     ),
 ]
+HeadBlocks = Annotated[
+    int,
+    Option(
+        "Number of last blocks of a ViT, such as 4, that a head which is fitted may read. It does where that is "
+        "clearly more accurate; all blocks and tokens then stay.",
+        DATA,
+    ),
+]
 BaseClasses = Annotated[
     Path | str | Sequence[str] | None,
     Option(

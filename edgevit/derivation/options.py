@@ -70,6 +70,7 @@ class MethodDescription:
     options: tuple[MethodOption, ...]
     needs_images: bool  # False: it needs images only if it is asked to train
     needs_labels: bool  # False: it can cut a network whose outputs are features
+    drops_tokens: bool  # whether it drops tokens, so that no head may read those of earlier blocks
     cuts_detectors: bool  # whether it can cut detectors, with labels where it needs them
 
     @property
@@ -93,14 +94,15 @@ def describe(name: str) -> MethodDescription:
         raise UnknownNameError("method", name, method_names())
     source = _Source.of(module)
     summary = (ast.get_docstring(source.tree) or "").partition("\n")[0]
-    flags = ("NEEDS_IMAGES", "NEEDS_LABELS", "CUTS_DETECTORS")
-    needs_images, needs_labels, cuts_detectors = map(source.value, flags)
+    flags = ("NEEDS_IMAGES", "NEEDS_LABELS", "DROPS_TOKENS", "CUTS_DETECTORS")
+    needs_images, needs_labels, drops_tokens, cuts_detectors = map(source.value, flags)
     return MethodDescription(
         name,
         summary,
         tuple(_options(source, "Config").values()),
         needs_images is None or ast.literal_eval(needs_images),
         needs_labels is None or ast.literal_eval(needs_labels),
+        drops_tokens is not None,
         cuts_detectors is not None or needs_labels is not None,
     )
 

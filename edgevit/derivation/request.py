@@ -17,6 +17,7 @@ from edgevit.data.request import (
     Classes,
     Data,
     GroupBy,
+    HeadBlocks,
     NewHead,
     OptionalData,
     SkipBadImages,
@@ -43,7 +44,7 @@ _HEADS = ("subset", "full")
 _STARTS = ("base", "finetuned", "better")
 _BUDGETS_OF = ("pyramid", "whole")
 _TOKEN_OUTPUTS: Mapping[str, TokenOutput] = {
-    "features:patches": "patches", "features:class,patches": "class,patches",
+    "features:class": "class", "features:patches": "patches", "features:class,patches": "class,patches",
 }  # fmt: skip
 OUTPUTS = ("classes", "features", *_TOKEN_OUTPUTS, "map", "map:foreground", "map:classes", "boxes")
 _NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
@@ -81,9 +82,9 @@ BASE_STEPS = (
 OutputOption = Annotated[
     str,
     Option(
-        "Output of the model: classes; features (pooled; of tokens features:patches or features:class,patches; after "
-        "several blocks features:patches@3,6,9,12); the map of your own head: map (values), map:foreground or "
-        "map:classes (logits); or the boxes of your own detector. Only classes need labels.",
+        "Output of the model: classes; features (pooled; of tokens features:class, features:patches or "
+        "features:class,patches; after some blocks features:class@9,12, or features@9); the map of your own head: map "
+        "(values), map:foreground or map:classes (logits); or boxes of your own detector. Only classes need labels.",
         DATA,
         common=True,
     ),
@@ -110,7 +111,7 @@ def check_output(output: str) -> None:
 
 
 def puts_out_features(output: str) -> bool:
-    return output == "features" or tokens_of_output(output) is not None
+    return str(output).partition("@")[0] in ("features", *_TOKEN_OUTPUTS)
 
 
 def tokens_of_output(output: str) -> TokenOutput | None:
@@ -122,18 +123,28 @@ def depths_of(output: str) -> tuple[int, ...]:
     """The blocks, from 1, after which an output has its features: `features:patches@3,12`; empty: it names none.
 
     Raises:
-        OptionError: they are no ascending numbers, or of no tokens.
+        OptionError: they are no ascending numbers, or several for pooled features.
     """
     kind, at, numbers = str(output).partition("@")
     if not at or kind not in ("features", *_TOKEN_OUTPUTS):
         return ()
     depths = tuple(int(number) for number in numbers.split(",")) if re.fullmatch(r"\d{1,4}(,\d{1,4})*", numbers) else ()
-    if kind == "features" or not depths or depths[0] < 1 or sorted({*depths}) != list(depths):
+    if not depths or depths[0] < 1 or sorted({*depths}) != list(depths):
         raise OptionError(
-            f"--output {output}: expected tokens and the numbers of blocks in ascending order, from 1; try "
-            "features:patches@3,6,9,12"
+            f"--output {output}: expected the numbers of blocks in ascending order, from 1; try "
+            f"{'features@9' if kind == 'features' else f'{kind}@3,6,9,12'}"
+        )
+    if kind == "features" and len(depths) > 1:
+        raise OptionError(
+            f"--output {output}: pooled features are those after one block; try features:class@{numbers} or "
+            f"features:patches@{numbers}"
         )
     return depths
+
+
+def check_head_blocks(blocks: int) -> None:
+    """Raise OptionError for a number of blocks that there cannot be."""
+    check_number("--head-blocks", blocks, "[1, 2**10)", "try 4, or 1 for a head of the last block")
 
 
 def refuse_classes(output: str, options: Mapping[str, bool]) -> None:
@@ -172,6 +183,7 @@ class BaseRequest(BaseOptions):
     ] = None
     base_classes: BaseClasses = None
     new_head: NewHead = False
+    head_blocks: HeadBlocks = 1
     output: OutputOption = OUTPUTS[0]
     # How images are split and read, for the check of the base and for a head that is fitted.
     validation_fraction: _ValidationFraction = 0.1
@@ -200,6 +212,7 @@ class BaseRequest(BaseOptions):
         if self.training.steps and (self.data is None or self.output != OUTPUTS[0]):
             raise OptionError("--steps trains the base on classes; give --data, images of them, and no --output")
         check_number("--validation-fraction", self.validation_fraction, "(0, 1)", "try 0.1")
+        check_head_blocks(self.head_blocks)
         self.check_base(self.name)
         check_output(self.output)
         if self.output != OUTPUTS[0]:
@@ -209,6 +222,7 @@ class BaseRequest(BaseOptions):
                     "--classes": self.classes is not None,
                     "--base-classes": self.base_classes is not None,
                     "--new-head": self.new_head,
+                    f"--head-blocks {self.head_blocks}": self.head_blocks != 1,
                 },
             )
         elif self.data is not None:
@@ -368,6 +382,7 @@ class Deriving(Request):
         Option("Super-network to cut a slice from, in place of BASE, for --method skd.", SHAPE, metavar="FOLDER"),
     ] = None
     output: OutputOption = OUTPUTS[0]
+    head_blocks: HeadBlocks = 1
     head: Annotated[
         Head, Option("Outputs of the model: subset (only the target classes) or full (all outputs of the base).", SHAPE)
     ] = "subset"
@@ -425,6 +440,21 @@ class Deriving(Request):
         """Whether the base itself is trained, too: as a baseline, or to be cut."""
         return self.finetune_base or self.derive_from != "base"
 
+    def _check_head_blocks(self) -> None:
+        """Refuse a head of several blocks where these or their tokens may go, or a cost table does not know it."""
+        check_head_blocks(self.head_blocks)
+        method = describe(self.method)
+        others = {
+            "--remove-blocks": self.remove_blocks > 0,
+            f"--method {self.method}": method.slices or method.drops_tokens,
+            f"--{self.quantity}": self.quantity is not None,
+        }
+        if self.head_blocks > 1 and (conflicting := [option for option, is_given in others.items() if is_given]):
+            raise OptionError(
+                f"--head-blocks {self.head_blocks} keeps all blocks and their tokens for the head, which "
+                f"{conflicting[0]} cannot; leave one of the two out"
+            )
+
     def _check_output(self) -> None:
         """Refuse options of classes, and methods that read labels, for a model that puts out no classes."""
         check_output(self.output)
@@ -441,6 +471,7 @@ class Deriving(Request):
             raise OptionError(f"--output {self.output} {reason}, and {self.method} reads labels of classes; try {able}")
         of_classes = {
             "--classes": self.classes is not None and not boxes,
+            f"--head-blocks {self.head_blocks}": self.head_blocks != 1,
             "--base-classes": self.base_classes is not None,
             "--new-head": self.new_head,
             "--remove-blocks": self.remove_blocks > 0,
@@ -544,6 +575,7 @@ class DeriveRequest(Deriving):
         """Refuse a wrong name or number, whatever base, images and budget there are."""
         self._check_start()
         check_number("--remove-blocks", self.remove_blocks, "[0, 2**10)", "try 3")
+        self._check_head_blocks()
         if self.head not in _HEADS:
             raise UnknownNameError("head", self.head, _HEADS)
         if self.reject is not None:

@@ -286,11 +286,12 @@ def _base_of(folder: ModelFolder) -> Network | None:
         base = load(place)
         of_base, is_bare = base.spec, base.spec.output_kind == "features"
         hashes = [tensors_sha256(base.state_dict()), *([of_base.base.weights_sha256] if is_bare else [])]
-        if spec.base.weights_sha256 not in hashes or of_base.blocks != spec.base.blocks:
+        blocks = len(spec.base.blocks)
+        if spec.base.weights_sha256 not in hashes or of_base.blocks[:blocks] != spec.base.blocks:
             continue
         if not is_bare or not (of_base.outputs or of_base.depths):
-            return with_features(base, spec.tokens, spec.depths)
-        if (of_base.tokens, of_base.depths) == (spec.tokens, spec.depths):
+            return with_features(base, spec.tokens, (blocks,) if spec.tokens is None else spec.depths)
+        if (of_base.tokens, of_base.depths, len(of_base.blocks)) == (spec.tokens, spec.depths, blocks):
             return base
     return None
 

@@ -10,7 +10,7 @@ import ast
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -199,8 +199,8 @@ def _outputs_apart(network: Network, images: Tensor) -> Iterator[list[str]]:
         names = [*levels(images)]
         module.forward = lambda images: tuple(levels(images).values())
     elif tokens is not None and network.output.kind == "features":
-        names = [*token_names(tokens, depths_in(network))]
-        module.forward = lambda images: _tokens_apart(whole(images), tokens)
+        names = [*token_names(tokens, depths := depths_in(network))]
+        module.forward = lambda images: _tokens_apart(whole(images), tokens, depths)
     else:
         yield [network.output.noun]
         return
@@ -210,10 +210,10 @@ def _outputs_apart(network: Network, images: Tensor) -> Iterator[list[str]]:
         del module.forward
 
 
-def _tokens_apart(outputs: Tensor, tokens: TokenOutput) -> tuple[Tensor, ...]:
-    """Features [B, N, d], or [B, K, N, d] after several blocks, in the order of `token_names`."""
-    of_depths = outputs.unbind(1) if outputs.ndim == 4 else (outputs,)
-    if tokens == "patches":
+def _tokens_apart(outputs: Tensor, tokens: TokenOutput, depths: Sequence[int]) -> tuple[Tensor, ...]:
+    """Features [B, N, d] or [B, d], or [B, K, ...] after several blocks, in the order of `token_names`."""
+    of_depths = outputs.unbind(1) if depths else (outputs,)
+    if tokens != "class,patches":
         return of_depths
     return tuple(part for of_depth in of_depths for part in (of_depth[:, 0], of_depth[:, 1:]))
 

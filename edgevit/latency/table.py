@@ -226,6 +226,7 @@ def _key(network: Network, origin: Origin, runtime: str | None = None) -> dict[s
         **({"stages": stages} if len(stages) > 1 else {}),
         **({} if builder is None else {"builder": builder}),
         **({"classified": geometry.classified} if geometry.classified > 1 else {}),
+        **({} if builder or not isinstance(family, DenseFamily) else {"read": family.read}),
         "modules": [type(module).__name__ for module in layer.modules()],
         "origin": origin.model_dump(mode="json", exclude={"edgevit"}),
         **({} if runtime is None else {"runtime": runtime}),

@@ -1,4 +1,4 @@
-"""Fewer classes for a network, or features in their place."""
+"""Fewer classes for a network, features in their place, or a classifier of the features of several blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def tokens_of(network: Network) -> TokenOutput | None:
 
 def pooled_place(network: Network) -> slice | None:
     """The part of [class token, mean of the patches] that timm pools; None: a head cannot read both of them."""
-    return pooled_part(network.module) if network.family_name == "vit" else None
+    is_plain = network.family_name == "vit" and not isinstance(network.family, DenseFamily)
+    return pooled_part(network.module) if is_plain else None
 
 
 def read_tokens(network: Network, tokens: TokenOutput) -> None:
@@ -54,12 +55,50 @@ def read_tokens(network: Network, tokens: TokenOutput) -> None:
     choose_tokens(network.module, tokens)
 
 
+def with_last_blocks(network: Network, blocks: int, classes: int) -> Network:
+    """A copy with a linear head, of random weights, of class token and mean of the patches of each of the last blocks.
+
+    Raises:
+        UnsupportedModelError: it has no class token.
+    """
+    last = len(network.dims)
+    module = tokens_after(network.module, range(last - blocks + 1, last + 1), "class,mean")
+    module.make_head(classes)
+    read = tuple(range(last - blocks, last))
+    return Network(module, DenseFamily(PLACE, network.family_name, 0, None, read, classifier="head"))
+
+
+def _end_after(network: Network, depths: Sequence[int]) -> None:
+    """Remove the blocks behind the last of these, in place.
+
+    Raises:
+        UnsupportedModelError: there is no such block, or another stage of the network begins behind it.
+    """
+    last, blocks, name = depths[-1], len(network.dims), architecture(network.module)
+    text = ",".join(map(str, depths))
+    if last > blocks:
+        raise UnsupportedModelError(f"features after blocks {text}: {name} has {blocks}; try {blocks} for the last")
+    if last == blocks:
+        return
+    if len(network.geometry.stages) > 1:
+        raise UnsupportedModelError(
+            f"features after blocks {text}: the blocks of {name} are in stages, and the last of them pools; {_POOLED}"
+        )
+    network.keep_blocks(range(last))
+
+
 def with_features(network: Network, tokens: TokenOutput | None = None, depths: Sequence[int] = ()) -> Network:
     """Put the identity in place of a network's classifiers, or where there is none: its outputs are the features.
 
     With `tokens` they are the features of each of these. A narrower embedding, or a linear map that makes up for what
-    was cut, then has its place in these heads. With `depths` they are those after these blocks, and no head follows.
+    was cut, then has its place in these heads. With `depths` they are those after these blocks, from 1, and blocks
+    behind the last of them are removed in place; no head follows those of tokens.
+
+    Raises:
+        UnsupportedModelError: it has no such block, or no such tokens.
     """
+    if depths:
+        _end_after(network, depths)
     if tokens is not None and depths:
         if network.family_name != "vit":
             raise UnsupportedModelError(

@@ -162,6 +162,11 @@ class Geometry:
         return self.stages[-1].embed
 
     @property
+    def classifier_width(self) -> int:
+        """The width of each vector that the classifier reads: the embedding's, unless linear layers restore another."""
+        return self.stages[-1].whole or self.embed
+
+    @property
     def tokens(self) -> int:
         """Patches and prefix tokens before the first block."""
         return self.stages[0].tokens
@@ -241,9 +246,12 @@ class Geometry:
         """Cost of everything outside the blocks."""
         if quantity == "params":
             linear = sum(stage.linear for stage in self.stages)
-            return self.other_params + self.head_params + linear + self.outputs * (self.joined * self.embed + 1)
+            return (
+                self.other_params + self.head_params + linear + self.outputs * (self.joined * self.classifier_width + 1)
+            )
         linear = sum(stage.tokens * stage.linear for stage in self.stages)
-        of_head = self.head_macs + (self.outputs * self.classified * self.joined + 1) * self.embed
+        of_classifier = self.outputs * self.classified * self.joined * self.classifier_width
+        of_head = self.head_macs + of_classifier + self.embed
         return self.patches * self.patch_values * self.stages[0].embed + linear + of_head
 
     def fixed(self, blocks: Sequence[BlockDims], quantity: Quantity) -> int:

@@ -1,5 +1,7 @@
 """Networks with any head behind a known network: a module, mostly of the user's, that has it as an attribute.
 
+It may also be a linear classifier of edgevit's that reads tokens after several blocks.
+
 The network inside is cut, and the head stays as it is. So the tokens and the number of blocks stay, too: a head may
 read all tokens after any block. Where the embedding is narrowed, the blocks that the head reads put out tokens of the
 whole width, by a linear layer, unless the head can read the narrower ones itself (`narrow_readers`).
@@ -23,10 +25,11 @@ from edgevit.network.builder import Builder
 from edgevit.network.copies import bare_copy
 from edgevit.network.cost import Geometry
 from edgevit.network.families import Family, Interchange, family_like, load_family, name_of
+from edgevit.network.families.vit.parts import keep_rows
 from edgevit.network.layers import BlockLayers, Ends, SiteLayer, first_input
 
 _FROZEN: Mapping[Axis, str] = {
-    "tokens": "the head reads all patches",
+    "tokens": "the head may read all patches",
     "block": "the head may read the tokens after any block",
 }
 
@@ -60,6 +63,7 @@ class DenseFamily:
     head_macs: int  # MACs of one image outside that network
     builder: Builder | None  # function that makes the module; None: edgevit makes it
     read: tuple[int, ...] = ()  # numbers, from 0, of the blocks whose tokens the head reads; empty: not known
+    classifier: str = ""  # name of the linear head of classes within the module; empty: it has none
     # By stage, where the head is to read a narrower embedding itself; empty: it reads tokens of the whole width.
     per_channel: tuple[PerChannel, ...] = ()
 
@@ -96,19 +100,36 @@ class DenseFamily:
         blocks = [block.module for block in self.family.blocks(inside)]
         read = tuple(blocks[i] for i in self.read)
         inner = self.family.ends(inside)
-        return Ends(inner.input_size, blocks[-1], None, False, classifiers=(), read=read, entries=inner.entries)
+        return Ends(
+            inner.input_size, blocks[-1], None, False, classifiers=self._classifiers(module), read=read,
+            entries=inner.entries,
+        )  # fmt: skip
+
+    def _classifiers(self, module: nn.Module) -> tuple[nn.Linear, ...]:
+        if not self.classifier:
+            return ()
+        head = module.get_submodule(self.classifier)
+        assert isinstance(head, nn.Linear)
+        return (head,)
 
     def geometry(self, module: nn.Module, /) -> Geometry:
         inside = self.inside(module)
         inner = self.family.geometry(inside)
         counted = [p for classifier in self.family.ends(inside).classifiers for p in classifier.parameters()]
         outside = sum(p.numel() for p in module.parameters()) - sum(p.numel() for p in inside.parameters())
+        heads = self._classifiers(module)
+        whole = inner.stages[-1].whole or inner.embed
         return replace(
             inner,
-            outputs=0,
+            outputs=sum(head.out_features for head in heads),
             classifier_heads=1,
+            classified=1,
+            joined=sum(head.in_features // whole for head in heads) or inner.joined,
             head_macs=self.head_macs,
-            head_params=inner.head_params + outside + sum(p.numel() for p in counted),
+            head_params=inner.head_params
+            + outside
+            + sum(p.numel() for p in counted)
+            - sum(p.numel() for head in heads for p in head.parameters()),
             sites=tuple(layer.site for b in self.blocks(module) for layer in (b.attention, b.ffn) if layer is not None),
         )
 
@@ -157,13 +178,23 @@ class DenseFamily:
         self._refuse("remove its blocks")
 
     def make_classifiers(self, module: nn.Module, classes: int, /) -> None:
-        self._refuse("give it a classifier")
+        if not self.classifier:
+            self._refuse("give it a classifier")
+        for head in self._classifiers(module):
+            made = nn.Linear(head.in_features, classes).to(head.weight)
+            module.set_submodule(self.classifier, made)
 
     def keep_classes(self, module: nn.Module, classes: Sequence[int], /) -> None:
-        self._refuse("choose among its classes")
+        if not self.classifier:
+            self._refuse("choose among its classes")
+        for head in self._classifiers(module):
+            keep_rows(head, classes)
 
     def _refuse(self, action: str) -> NoReturn:
-        raise UnsupportedModelError(f"cannot {action}: this network has a head of its own; give {self.path} alone")
+        reason = f"this network has a head of its own; give {self.path} alone"
+        if self.classifier:
+            reason = "its head reads several blocks; fit one to the last alone, to the base without it: --head-blocks 1"
+        raise UnsupportedModelError(f"cannot {action}: {reason}")
 
     # -- the forward pass in steps
 

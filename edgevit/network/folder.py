@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from edgevit.errors import CheckpointError, OptionError, UnknownNameError, UnsupportedModelError
 from edgevit.network.builder import Builder, built, refuse_unknown
 from edgevit.network.chains import narrowed_as
-from edgevit.network.classifier import read_tokens, with_features
+from edgevit.network.classifier import read_tokens, with_features, with_last_blocks
 from edgevit.network.copies import without_values
 from edgevit.network.creation import create_timm_network, try_once
 from edgevit.network.dense import DenseFamily, within
@@ -69,7 +69,9 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
                 if spec.depths and whole:
                     arguments["embed_dim"] = whole
                 network = Network(create_timm_network(spec.timm_name, arguments, prefix="timm_args."))
-            if spec.depths:
+            if spec.depths and spec.tokens == "class,mean":
+                network = with_last_blocks(network, len(spec.depths), spec.outputs)
+            elif spec.depths:
                 network = with_features(network, spec.tokens, spec.depths)
             elif spec.tokens is not None:
                 read_tokens(network, spec.tokens)

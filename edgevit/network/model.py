@@ -14,7 +14,7 @@ from timm.data import resolve_data_config
 from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError, DataError, OptionError, UnsupportedModelError
-from edgevit.network.classifier import depths_in, read_tokens, tokens_of
+from edgevit.network.classifier import depths_in, read_tokens, tokens_of, with_last_blocks
 from edgevit.network.dense import DenseFamily
 from edgevit.network.detector import Pyramid, rest_macs
 from edgevit.network.network import Network
@@ -133,18 +133,24 @@ class Headless:
     def with_head(self, weight: Tensor, bias: Tensor) -> Model:
         """Add a classifier to the base, in place. Shapes: weight [classes, d]; bias [classes].
 
-        One of weight [classes, 2 d] reads the class token and the mean of the patches.
+        One of weight [classes, 2 d] reads the class token and the mean of the patches, one of [classes, K 2 d] those
+        of each of the last K blocks.
 
         The two heads of a distilled DeiT, whose logits are averaged, are equal.
         """
-        if weight.shape[1] == 2 * self.network.geometry.embed and tokens_of(self.network) is None:
-            read_tokens(self.network, "class,mean")
-        self.network.make_classifiers(len(weight))
+        network, blocks = self.network, weight.shape[1] // (2 * self.network.geometry.embed)
+        if tokens_of(network) is not None or not blocks:
+            network.make_classifiers(len(weight))
+        elif blocks == 1:
+            read_tokens(network, "class,mean")
+            network.make_classifiers(len(weight))
+        else:
+            network = with_last_blocks(network, blocks, len(weight))
         with torch.no_grad():
-            for head in self.network.classifiers:
+            for head in network.classifiers:
                 head.weight.copy_(weight)
                 head.bias.copy_(bias)
-        return self.described()
+        return replace(self, network=network).described()
 
 
 def describe(
@@ -179,6 +185,7 @@ def describe(
         output=network.output.kind if builder else None,
         builder=builder,
         tokens=tokens_of(network),
+        depths=depths_in(network),
     )
     network.eval()
     pyramid = network.module
@@ -190,7 +197,8 @@ def describe(
 def derived_spec(base: ModelSpec, network: Network, head: Head, classes: tuple[TargetClass, ...]) -> ModelSpec:
     """Describe a network that was derived from `base`."""
     blocks = network.dims
-    outputs = 0 if isinstance(network.family, DenseFamily) else network.classifiers[0].out_features
+    heads = network.ends.classifiers
+    outputs = heads[0].out_features if heads else 0
     geometry = network.geometry
     changed = network.timm_arguments(len(base.blocks), base.base.embed or geometry.embed)
     spec = ModelSpec(

@@ -117,10 +117,11 @@ class Network(nn.Module):
 
     def _usual_output(self) -> Output:
         """Logits that all count, or features without a classifier, or what a module of the user's gives."""
+        if heads := self.family.ends(self.module).classifiers:
+            return Logits(tuple(range(heads[0].out_features)))
         if isinstance(self.family, DenseFamily):
             return Levels() if isinstance(self.module, Pyramid) else Map("values")
-        heads = self.family.ends(self.module).classifiers
-        return Logits(tuple(range(heads[0].out_features))) if heads else Features()
+        return Features()
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -372,8 +373,9 @@ class Network(nn.Module):
             embed: width of the embedding of the base.
         """
         if isinstance(self.family, DenseFamily):
-            geometry = self.geometry
-            return {} if geometry.embed == embed else {"embed_dim": geometry.stages[0].embed}
+            geometry, blocks = self.geometry, len(self.dims)
+            changed = {} if geometry.embed == embed else {"embed_dim": geometry.stages[0].embed}
+            return changed if blocks == depth else {**changed, "depth": blocks}
         return self.family.interchange.timm_arguments(self.module, depth, embed)
 
     def plain_loader(self) -> str | None:

@@ -425,6 +425,16 @@ class BoxesRecord:
 
 
 @dataclass(frozen=True)
+class LastBlocks:
+    """A head of class token and mean of the patches after each of several last blocks, as it was compared."""
+
+    blocks: Size
+    accuracy: Share  # in cross-validation, as that of the other heads
+    error: Annotated[float, Field(ge=0)]  # standard error of the difference to the better of the other heads
+    is_chosen: bool  # whether it is better by more than that
+
+
+@dataclass(frozen=True)
 class HeadInput:
     """What a fitted head reads, and the accuracies in cross-validation by which that was chosen."""
 
@@ -432,14 +442,27 @@ class HeadInput:
     # Accuracy of a head on timm's pooled tokens: cross-validated on training images, the mean over the classes.
     pooled: Share
     class_and_mean: Share  # accuracy of a head on the class token and the mean of the patches, measured in the same way
+    last: LastBlocks | None = None  # the head of several blocks; None: it was not compared
 
     def format(self) -> str:
         """Describe it as a part of a sentence."""
-        chosen, other = "what timm pools", "the class token and the mean of the patches"
-        shares = [self.pooled, self.class_and_mean]
-        if self.tokens is not None:
-            chosen, other, shares = other, chosen, shares[::-1]
-        return f"of {chosen} ({shares[0]:.1%} in cross-validation, {shares[1]:.1%} of {other})"
+        shares = {"what timm pools": self.pooled, "the class token and the mean of the patches": self.class_and_mean}
+        (pooled, of_pooled), (both, of_both) = shares.items()
+        if self.last is None:
+            chosen, other = (pooled, both) if self.tokens is None else (both, pooled)
+            return f"of {chosen} ({shares[chosen]:.1%} in cross-validation, {shares[other]:.1%} of {other})"
+        last, error = self.last, f"standard error of the difference {self.last.error:.1%}"
+        if last.is_chosen:
+            return (
+                f"of {both} after each of the last {last.blocks} blocks ({last.accuracy:.1%} in cross-validation, "
+                f"{of_both:.1%} after the last alone, {of_pooled:.1%} of {pooled}; {error}; for it all blocks and "
+                "tokens stay, which --head-blocks 1 avoids)"
+            )
+        chosen, other = (pooled, both) if self.tokens is None else (both, pooled)
+        return (
+            f"of {chosen} ({shares[chosen]:.1%} in cross-validation, {shares[other]:.1%} of {other}, "
+            f"{last.accuracy:.1%} of {both} after each of the last {last.blocks} blocks, {error})"
+        )
 
 
 @dataclass(frozen=True)

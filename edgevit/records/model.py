@@ -29,7 +29,7 @@ Head = Literal["subset", "full"]
 OutputKind = Literal["logits", "features", "boxes", "foreground", "classes", "values"]
 # What the head reads of the tokens after the last norm: some of them one by one, or the class token and the mean of the
 # patches side by side.
-TokenOutput = Literal["patches", "class,patches", "class,mean"]
+TokenOutput = Literal["class", "patches", "class,patches", "class,mean"]
 Size = Annotated[int, Field(gt=0, lt=2**31)]
 Dimension = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(gt=0, lt=2**63)]
@@ -253,8 +253,10 @@ PreprocessingFields = dict[str, Any]
 
 def token_names(tokens: TokenOutput, depths: Sequence[int] = ()) -> tuple[str, ...]:
     """The names of features of tokens in an exported file, in order; `depths` as in `ModelSpec`."""
-    names = ("class_token", "patch_tokens") if tokens == "class,patches" else ("patch_tokens",)
-    return tuple(f"{name}_{depth}" for depth in depths for name in names) or names
+    names = [
+        name for part, name in (("class", "class_token"), ("patches", "patch_tokens")) if part in tokens.split(",")
+    ]
+    return tuple(f"{name}_{depth}" for depth in depths for name in names) or tuple(names)
 
 
 def reads_texts(preprocessing: Mapping[str, Any]) -> bool:
@@ -415,6 +417,9 @@ class ModelSpec:
             return f"has the output {self.output!r} and {len(names)} classes"
         if self.tokens is not None and (self.output == "features") != (self.tokens != "class,mean"):
             return f"has the output {self.output!r} and the tokens {self.tokens!r}"
+        last = range(len(self.blocks) - len(self.depths) + 1, len(self.blocks) + 1)
+        if self.tokens == "class,mean" and self.depths not in ((), tuple(last)):
+            return f"has a head of blocks {', '.join(map(str, self.depths))}, expected the last ones"
         if self.head == "subset" and len(names) != outputs:
             return f"has {len(names)} classes and {outputs} outputs"
         if any(c.base_index >= self.base.outputs for c in self.classes):

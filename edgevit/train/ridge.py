@@ -56,9 +56,35 @@ class RidgeRegression:
 
     mean: Tensor  # [d] means of the features
     scale: Tensor  # [d] standard deviations of the features; infinite for a constant one
-    values: Tensor  # [d] l, the eigenvalues of the correlations
-    vectors: Tensor  # [d, d] Q, their eigenvectors
-    targets: Tensor  # [d, C] Q^T K
+    values: Tensor  # [r] l, the eigenvalues of the correlations: d, or those that are not zero
+    vectors: Tensor  # [d, r] Q, their eigenvectors
+    targets: Tensor  # [r, C] Q^T K
+
+    @classmethod
+    def of_images(cls, features: Tensor, labels: Tensor) -> RidgeRegression:
+        """The regression on images by their features [N, d] in fp64 and labels [N].
+
+        Of fewer images than features at most N eigenvalues are not zero, and only these and their vectors are computed,
+        from the products of images: X X^T = U diag(l) U^T has those of R = X^T X, whose vectors are X^T U / sqrt(l).
+        """
+        images, width = features.shape
+        moments = Moments(labels.tolist(), 0 if images < width else width)
+        if images >= width:
+            moments.add(features, labels)
+            return cls.of(moments)
+        each = moments.each[labels]
+        mean = each @ features
+        centred = features - mean
+        variance = each @ centred.square()
+        scale = variance.sqrt().where(variance > 1e-12 * (each @ features.square()), torch.inf)
+        rows = each.sqrt()[:, None] * centred / scale  # [N, d], X
+        values, of_images = torch.linalg.eigh(rows @ rows.T)
+        some = values > 1e-12 * values[-1].clamp_min(torch.finfo(torch.float64).tiny)
+        values, of_images = values[some], of_images[:, some]
+        vectors = rows.T @ (of_images / values.sqrt())
+        classes = torch.nn.functional.one_hot(labels, len(moments.each)).double() - 1 / len(moments.each)
+        targets = (of_images * values.sqrt()).T @ (each.sqrt()[:, None] * classes)
+        return cls(mean, scale, values, vectors, targets)
 
     @classmethod
     def of(cls, moments: Moments) -> RidgeRegression:
@@ -84,6 +110,7 @@ class ChosenRidge:
     ridge: float
     temperature: float
     accuracy: float  # accuracy on the held-out images, the mean over the classes
+    right: Tensor  # [N] bool: which of these images it is right on
 
 
 def choose_ridge(regression: RidgeRegression, features: Tensor, labels: Tensor) -> ChosenRidge:
@@ -106,9 +133,7 @@ def cross_validate(features: Tensor, labels: Tensor) -> ChosenRidge:
     outputs = {ridge: features.new_empty(len(labels), len(counts)) for ridge in RIDGES}
     for number in range(FOLDS):
         fitted, judged = fold != number, fold == number
-        moments = Moments(labels[fitted].tolist(), features.shape[1])
-        moments.add(features[fitted], labels[fitted])
-        regression = RidgeRegression.of(moments)
+        regression = RidgeRegression.of_images(features[fitted], labels[fitted])
         for ridge in RIDGES:
             outputs[ridge][judged] = _outputs(regression, ridge, features[judged])
     return _most_right(outputs, labels)
@@ -125,7 +150,14 @@ def _most_right(outputs: Mapping[float, Tensor], labels: Tensor) -> ChosenRidge:
     best, each = max(accuracies.values()), _weights(labels)
     fits = [(*sharpen(outputs[ridge], labels, each), ridge) for ridge in outputs if accuracies[ridge] == best]
     _, temperature, ridge = min(fits)
-    return ChosenRidge(ridge, temperature, best)
+    return ChosenRidge(ridge, temperature, best, outputs[ridge].argmax(1) == labels)
+
+
+def gain_error(before: ChosenRidge, after: ChosenRidge, labels: Tensor) -> float:
+    """The standard error of the difference of two accuracies on the same images, each class of which has several."""
+    gains = after.right.double() - before.right.double()
+    of_classes = [gains[labels == label] for label in range(int(labels.max()) + 1)]
+    return float(sum(g.var() / len(g) for g in of_classes) ** 0.5 / len(of_classes))
 
 
 def class_accuracy(outputs: Tensor, labels: Tensor) -> float:

@@ -63,11 +63,21 @@ def test_request_json_states_the_whole_request(tmp_path: Path) -> None:
 
 
 REST: dict[str, Any] = {"base": "vit", "data": "digits", "rate": 0.5, "rest_rate": 0.5, "output": "boxes"}
+HEAD: dict[str, Any] = {"base": "vit", "data": "digits", "head_blocks": 4}
 REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (DeriveRequest, {"base": "vit", "rate": 0.5}, "--data is missing"),
     (DeriveRequest, {"base": "vit", "data": "digits"}, "a budget is one of"),
     (DeriveRequest, {"base": "vit", "data": "digits", "rate": 0.5, "preprocessing": {"std": [0.0]}}, "--std 0 is not"),
     (DeriveRequest, {"base": "vit", "data": "digits", "rate": 0.5, "head": "half"}, "no head 'half'"),
+    (DeriveRequest, {"base": "vit", "data": "digits", "rate": 0.5, "head_blocks": 0}, "--head-blocks 0 is not in"),
+    (DeriveRequest, {**REST, "rest_rate": 0, "head_blocks": 4}, "--head-blocks 4 is for classes"),
+    (
+        DeriveRequest,
+        {**HEAD, "rate": 0.5, "remove_blocks": 1},
+        "their tokens .* which --remove-blocks cannot",
+    ),
+    (DeriveRequest, {**HEAD, "rate": 0.5, "method": "heart"}, "for the head, which --method heart cannot"),
+    (DeriveRequest, {**HEAD, "ms": 5.0}, "for the head, which --ms cannot"),
     (DeriveRequest, {**REST, "rest_rate": 1.0}, r"--rest-rate 1 is not in \[0, 1\)"),
     (DeriveRequest, {**REST, "output": "classes"}, "--rest-rate is for a head of your own .* --output is classes"),
     (DeriveRequest, {**REST, "output": "features:patches"}, "nothing is behind its backbone"),

@@ -64,6 +64,8 @@ def test_a_base_that_takes_images_of_any_size_is_written_for_its_own(tmp_path: P
     ("patches", (), {}, {"patch_tokens": [16, 64]}),
     ("class,patches", (), {"reg_tokens": 2}, {"class_token": [64], "patch_tokens": [16, 64]}),
     ("patches", (2,), {}, {"patch_tokens_2": [16, 64]}),
+    ("class", (), {"global_pool": "avg", "fc_norm": False}, {"class_token": [64]}),
+    ("class", (1, 2), {"reg_tokens": 2}, {"class_token_1": [64], "class_token_2": [64]}),
     ("class,patches", (1, 2), {}, {
         "class_token_1": [64], "patch_tokens_1": [16, 64], "class_token_2": [64], "patch_tokens_2": [16, 64],
     }),
@@ -82,7 +84,7 @@ def test_features_of_tokens_are_outputs_with_names(
     torch.testing.assert_close(model.predict(images).reshape(whole.shape), whole, rtol=1e-4, atol=1e-4)
     if "class" in tokens:
         first = torch.from_numpy(model.session.run(None, {"images": images.numpy()})[0])
-        torch.testing.assert_close(first, whole.reshape(3, -1, 17, 64)[:, 0, 0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(first, whole.reshape(3, -1, 64)[:, 0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_shape_that_is_taken_in_part_is_refused(tmp_path: Path) -> None:

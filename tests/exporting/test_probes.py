@@ -17,6 +17,7 @@ from edgevit.exporting.probes import Labelled, knn, linear, read_features
 from edgevit.network.folder import save
 from edgevit.network.model import Headless
 from edgevit.network.opening import open_network
+from edgevit.progress import Silent
 from edgevit.train.ridge import Moments, RidgeRegression, choose_ridge, cross_validate
 
 PREPROCESSING: dict[str, Any] = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
@@ -101,7 +102,7 @@ def backbone(digits_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
     )
     assert not isinstance(base, Headless)
     folder = tmp_path_factory.mktemp("backbone") / "base"
-    save(unlabelled_model(base, "features"), folder)
+    save(unlabelled_model(base, "features", Silent()), folder)
     return folder
 
 

@@ -228,6 +228,9 @@ def test_neither_weights_nor_classes_nor_depth_are_part_of_the_key_and_shapes_ar
     swin = {"name": "swin_tiny_patch4_window7_224", "depths": [2, 1]}
     whole, of_tokens = (with_features(small_vit(), tokens) for tokens in (None, "patches"))
     assert key() == module._key(whole, origin) != module._key(of_tokens, origin), "its head reads every patch"
+    assert key() != module._key(with_features(small_vit(), "class", (1, 2)), origin), (
+        "tokens get their whole width back"
+    )
     assert key(**swin) == key(**{**swin, "depths": [2, 3]}) != key(**swin, window_size=2)
 
 

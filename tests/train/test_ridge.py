@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgevit.train.ridge import FOLDS, RIDGES, Moments, RidgeRegression, choose_ridge, cross_validate, sharpen
+from edgevit.train.ridge import (
+    FOLDS,
+    RIDGES,
+    ChosenRidge,
+    Moments,
+    RidgeRegression,
+    choose_ridge,
+    cross_validate,
+    gain_error,
+    sharpen,
+)
 
 
 def clouds(counts: list[int], spread: float, width: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,18 +34,37 @@ def regression(features: torch.Tensor, labels: torch.Tensor) -> RidgeRegression:
     return RidgeRegression.of(moments)
 
 
+def outputs_by_definition(features: torch.Tensor, labels: torch.Tensor, ridge: float) -> torch.Tensor:
+    """The outputs [N, C] of a regression in which every class weighs the same."""
+    classes = torch.nn.functional.one_hot(labels).double()
+    each = (1 / (classes.shape[1] * classes.sum(0)))[labels]
+    mean = each @ features
+    scale = (each @ (features - mean) ** 2).sqrt()
+    z = (features - mean) / scale
+    penalised = z.T @ (each[:, None] * z) + ridge * torch.eye(z.shape[1], dtype=torch.float64)
+    share = 1 / classes.shape[1]
+    return share + z @ torch.linalg.solve(penalised, z.T @ (each[:, None] * (classes - share)))
+
+
 @pytest.mark.parametrize("ridge", [1e-6, 1e-2, 10.0])
 def test_the_head_is_the_ridge_regression_of_the_classes(ridge: float) -> None:
     features, labels = clouds([5, 20, 60], 1.0)
     weight, bias = regression(features, labels).solved(ridge)
-    each = 1 / (3 * torch.bincount(labels).double())[labels]  # every class weighs a third
-    mean = each @ features
-    scale = (each @ (features - mean) ** 2).sqrt()
-    z = (features - mean) / scale
-    targets = torch.nn.functional.one_hot(labels).double()
-    penalised = z.T @ (each[:, None] * z) + ridge * torch.eye(6, dtype=torch.float64)
-    expected = 1 / 3 + z @ torch.linalg.solve(penalised, z.T @ (each[:, None] * (targets - 1 / 3)))
-    torch.testing.assert_close(features @ weight.T + bias, expected)
+    torch.testing.assert_close(features @ weight.T + bias, outputs_by_definition(features, labels, ridge))
+
+
+@pytest.mark.parametrize("ridge", [1e-6, 1e-2, 10.0])
+@pytest.mark.parametrize(("width", "rank"), [(6, 6), (40, 23)])
+def test_of_few_images_it_is_the_same(width: int, rank: int, ridge: float) -> None:
+    features, labels = clouds([5, 7, 12], 1.0, width)
+    few = RidgeRegression.of_images(features, labels)
+    assert few.vectors.shape == (width, rank), "at most as many as images, less their mean"
+    weight, bias = few.solved(ridge)
+    expected = outputs_by_definition(features, labels, ridge)
+    torch.testing.assert_close(features @ weight.T + bias, expected, rtol=1e-6, atol=1e-6)
+    constant = torch.full((len(labels), 1), 123.0, dtype=torch.float64)
+    with_more, _ = RidgeRegression.of_images(torch.cat([features, constant], 1), labels).solved(ridge)
+    assert not with_more[:, width].any()
 
 
 def test_a_feature_that_never_changes_is_left_out() -> None:
@@ -103,6 +132,19 @@ def test_images_are_held_out_in_turn_and_every_class_counts_alike() -> None:
         accuracies[ridge] = round(float((right / torch.tensor([5, 20, 60])).mean()), 6)
     chosen, best = cross_validate(features, labels), max(accuracies.values())
     assert 0.5 < best < 1 and chosen.accuracy == pytest.approx(best, abs=1e-6) and accuracies[chosen.ridge] == best
+
+
+def test_the_error_of_a_gain_is_that_of_the_same_images() -> None:
+    labels = torch.tensor([0] * 8 + [1] * 4)
+
+    def judged(*wrong: int) -> ChosenRidge:
+        right = torch.ones(12, dtype=torch.bool)
+        right[list(wrong)] = False
+        return ChosenRidge(1.0, 1.0, 0.5, right)
+
+    assert gain_error(judged(0, 9), judged(0, 9), labels) == 0, "wrong on the same"
+    # Gains of class 0: one of eight, with the variance 1/8; of class 1: 1 and -1 among four, with the variance 2/3.
+    assert gain_error(judged(0, 9), judged(10), labels) == pytest.approx((1 / 64 + 1 / 6) ** 0.5 / 2)
 
 
 def test_moments_of_some_features_are_those_of_these_alone() -> None:

@@ -29,8 +29,8 @@ and, where they are not as most are:
                                  (feasibility.Target): refuses them with an OptionError, before anything is measured
 
 Read from the source, so that a list of methods imports none of them: the docstring, the Config, NEEDS_IMAGES = False if
-it needs none unless it is asked to train (its task may have none then), and CUTS_DETECTORS = True if it reads labels in
-training alone, or says what else reads them (`reads_labels`).
+it needs none unless it is asked to train (its task may have none then), DROPS_TOKENS = True if it always drops tokens,
+and CUTS_DETECTORS = True if it reads labels in training alone, or says what else reads them (`reads_labels`).
 
 A budget in ms or mJ comes with a cost table (`problem.budget.prices`); `fit` spends every kind of budget.
 

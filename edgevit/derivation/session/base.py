@@ -68,7 +68,7 @@ def base(request: BaseRequest, progress: Progress | None = None) -> Model:
     if output == "classes" and isinstance(opened, Model) and opened.spec.builder:
         output = opened.spec.own_output
     if output != "classes":
-        model = unlabelled_model(opened, output)
+        model = unlabelled_model(opened, output, progress)
     elif isinstance(opened, Headless) and request.data is request.classes is request.base_classes is None:
         progress.note(f"{opened.timm_name} has no classifier: its outputs are features; to fit one give --data")
         model = opened.described()

@@ -39,8 +39,13 @@ def check_removal(network: Network, count: int) -> None:
     """Refuse to remove more blocks than the base can spare.
 
     Raises:
-        OptionError: it has too few.
+        OptionError: it has too few, or its head reads several of them.
     """
+    if network.ends.read:
+        raise OptionError(
+            f"--remove-blocks {count}: the head of this base reads several blocks; derive from the base without "
+            "a head, which then gets one of the last block alone"
+        )
     stages = [dims.stage for dims in network.dims]
     by_stage = Counter(stages[i] for i in _removable_blocks(network))
     spare = sum(min(removable, stages.count(stage) - 1) for stage, removable in by_stage.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +25,12 @@ from edgevit.network.output import Features, Levels, Map
 from edgevit.progress import Progress
 from edgevit.records.derivation import BoxesRecord, MapRecord
 from edgevit.records.model import OutputKind, TokenOutput
+from edgevit.text import format_count
 from edgevit.train.detections import find_objects
 from edgevit.train.passes import Passes
 
 _KINDS: Mapping[str, OutputKind] = {"map:foreground": "foreground", "map:classes": "classes"}  # map: the base's own
+_ONE_TOKEN = (None, "class")  # outputs of tokens that have one vector for each image
 _MAP_IMAGES = 100  # most images for maps and for features of tokens, which have many values
 _UNIT_IMAGES = 1000  # most training images whose features give the unit of each channel
 # A ViT of 2 blocks with 64 features, trained on scikit-learn's digits, at 0.6 and at 0.8 in closed form: 1 - cosine on
@@ -37,20 +39,26 @@ _UNIT_IMAGES = 1000  # most training images whose features give the unit of each
 _FEWEST_IMAGES = 10  # fewest training images that a base is imitated on
 
 
-def unlabelled_model(base: Model | Headless, output: str) -> Model:
+def unlabelled_model(base: Model | Headless, output: str, progress: Progress) -> Model:
     """A base that puts out `features`, by the identity in place of its classifier, or what a head of the user's gives.
+
+    It ends after the last block whose features are asked for, which is told.
 
     Raises:
         OptionError: it has no such head, or it has one.
     """
     model = base.described() if isinstance(base, Headless) else base
-    requested, puts_out = output.partition(":")[0], model.spec.own_output if model.spec.builder else "features"
+    requested = "features" if puts_out_features(output) else output.partition(":")[0]
+    puts_out = model.spec.own_output if model.spec.builder else "features"
     if requested != puts_out:
         has = model.spec.output_text if model.spec.builder else f"no {requested}: there is no head of your own"
         raise OptionError(f"--output {output}: the output of this base is {has}; try --output {puts_out}")
     if not puts_out_features(output):
         return Model(model, replace(model.spec, output=_KINDS.get(output, model.spec.output)), model.release)
     tokens, depths = tokens_of_output(output), depths_of(output)
+    blocks, macs = len(model.spec.blocks), model.spec.macs
+    if tokens is None and depths == (blocks,):
+        depths = ()  # as without them
     if model.spec.output == "features":
         if (model.spec.tokens, model.spec.depths) != (tokens, depths):
             own_output = "features" if model.spec.tokens is None else f"features:{model.spec.tokens}"
@@ -64,6 +72,11 @@ def unlabelled_model(base: Model | Headless, output: str) -> Model:
         )
     network = with_features(model, tokens, depths)
     spec = derived_spec(model.spec, network, "full", ())
+    if (last := len(spec.blocks)) < blocks:
+        progress.note(
+            f"the base ends after block {last} of {blocks}, as no later features are asked for: budgets are of its "
+            f"{format_count(spec.macs)} MACs of {format_count(macs)}"
+        )
     facts = replace(spec.base, blocks=spec.blocks, macs=spec.macs, params=spec.params, outputs=spec.outputs)
     return Model(network, replace(spec, base=facts, output="features", tokens=tokens), model.release)
 
@@ -83,7 +96,7 @@ def check_enough_images(model: Model, task: Task, progress: Progress) -> None:
             f"{images} training image{'s' * (images != 1)} cannot show what the base's {noun} are like, "
             f"{_FEWEST_IMAGES} or more can ({held_out} other{'s' * (held_out != 1)} are held out): give more"
         )
-    features = model.spec.outputs if model.output.kind == "features" and model.spec.tokens is None else 0
+    features = model.spec.outputs if model.output.kind == "features" and model.spec.tokens in _ONE_TOKEN else 0
     enough = max(stable_images(model), features)
     if (read := len(task.calibration(enough))) < enough:
         progress.warn(
@@ -102,15 +115,15 @@ def with_units(model: Model, task: Task, passes: Passes, cache: Cache, identity:
         DataError: the outputs are not finite, or all images have the same.
     """
     kind, noun = model.output.kind, model.output.noun
-    tokens = model.spec.tokens
-    images = task.train.subset(_UNIT_IMAGES if kind == "features" and tokens is None else _MAP_IMAGES)
+    tokens, depths = model.spec.tokens, model.spec.depths
+    images = task.train.subset(_UNIT_IMAGES if kind == "features" and tokens in _ONE_TOKEN else _MAP_IMAGES)
     key = {**identity, "images": images.content_sha256()}
 
     def measure() -> dict[str, Tensor]:
         if isinstance(model.module, Pyramid):
             scale = level_units(model, images, passes)
         else:
-            scale = _deviations(network_outputs(model, images, passes).double(), kind, tokens)
+            scale = _deviations(network_outputs(model, images, passes).double(), kind, tokens, depths)
         if not bool(torch.isfinite(scale).all()):
             raise DataError(f"the base's {noun} are no finite numbers; check its weights, --mean and --std")
         return {"scale": scale}
@@ -130,11 +143,11 @@ def with_units(model: Model, task: Task, passes: Passes, cache: Cache, identity:
     return Network(model.module, model.family, Features(unit))
 
 
-def _deviations(outputs: Tensor, kind: OutputKind, tokens: TokenOutput | None) -> Tensor:
+def _deviations(outputs: Tensor, kind: OutputKind, tokens: TokenOutput | None, depths: Sequence[int] = ()) -> Tensor:
     """The unit of each channel of features, or of a map, by the outputs of some images."""
-    if kind == "features" and outputs.ndim == 4:  # after several blocks, each of which has units of its own
+    if depths:  # each of which has units of its own
         of_depths = [_deviations(of_depth, kind, tokens) for of_depth in outputs.unbind(1)]
-        return torch.stack([of_depth.expand(1, -1) if of_depth.ndim == 1 else of_depth for of_depth in of_depths])
+        return torch.stack([of_depth.expand(1, -1) if tokens == "patches" else of_depth for of_depth in of_depths])
     channels = outputs if kind == "features" else outputs.movedim(1, -1)
     if tokens != "class,patches":
         return channels.flatten(0, -2).std(0)

@@ -126,7 +126,7 @@ def open_for(
     assert request.base is not None
     passes = open_passes(request.training, progress)
     cache = _cache(request, task, passes)
-    model, fitted = with_fitted_head(base, task, passes, cache)
+    model, fitted = with_fitted_head(base, task, passes, cache, getattr(request, "head_blocks", 1))
     assumed = _assumed(base, request, task, progress, fitted=fitted is not None)
     of_task = Network.with_columns if head == "full" else with_classes
     network = of_task(model, task.base_columns)
@@ -140,7 +140,7 @@ def open_without_labels(base: Model | Headless, request: Deriving, progress: Pro
         OptionError: the base has another output.
         DataError: there are no images or too few, or the outputs are not finite, or the same for all images.
     """
-    base = unlabelled_model(base, request.output)
+    base = unlabelled_model(base, request.output, progress)
     assert request.data is not None, "else the method would slice a super-network, which has a head"
     task = open_unlabelled_task(
         request.data,

@@ -1,8 +1,10 @@
 """Fit a linear head to a base that has none, by ridge regression of the classes on its features (`train.ridge`).
 
 Of a ViT these are what timm pools, or the class token and the mean of the patches side by side, where that is right on
-more training images in cross-validation. That also chooses the ridge where all training images are compared: they are
-several times as many as those of the validation part, which chooses it where they are more.
+more training images in cross-validation. They are those after each of several last blocks where that is better than
+the other two by more than one standard error: such a head keeps all blocks and tokens. Cross-validation also chooses
+the ridge where all training images are compared: they are several times as many as those of the validation part, which
+chooses it where they are more.
 
 A regression's outputs are about 0 and 1, and no logits: a temperature, fitted with the ridge, makes their softmax as
 sure as it is right, which distillation and rejection rely on.
@@ -26,15 +28,24 @@ from edgevit.derivation.cache import Cache
 from edgevit.derivation.estimate import image_seconds
 from edgevit.derivation.request import BaseRequest, Request
 from edgevit.errors import DataError, OptionError
-from edgevit.network.classifier import pooled_place, read_tokens
+from edgevit.network.classifier import pooled_place, read_tokens, with_last_blocks
 from edgevit.network.copies import bare_copy
 from edgevit.network.model import Headless, Model, tensors_sha256
 from edgevit.network.network import Network
 from edgevit.progress import Progress, rounded_duration
-from edgevit.records.derivation import FittedHead, HeadInput
+from edgevit.records.derivation import FittedHead, HeadInput, LastBlocks
 from edgevit.records.model import TokenOutput
 from edgevit.train.passes import Passes
-from edgevit.train.ridge import FOLDS, Moments, RidgeRegression, choose_ridge, class_accuracy, cross_validate
+from edgevit.train.ridge import (
+    FOLDS,
+    ChosenRidge,
+    Moments,
+    RidgeRegression,
+    choose_ridge,
+    class_accuracy,
+    cross_validate,
+    gain_error,
+)
 
 FEWEST = 5  # training images of a class; of fewer, its mean is mostly chance
 _COMPARED = 5000  # training images at most, as many of each class, for cross-validation
@@ -95,11 +106,14 @@ def open_task_for(
 
 
 def with_fitted_head(
-    base: Model | Headless, task: Task, passes: Passes, cache: Cache
+    base: Model | Headless, task: Task, passes: Passes, cache: Cache, most_blocks: int = 1
 ) -> tuple[Model, FittedHead | None]:
     """Give a base without a head one that is fitted to the task's classes; return any other base unchanged.
 
     Works in fp32, whatever the training's precision, and in every process.
+
+    Args:
+        most_blocks: how many last blocks a head of a ViT may read, which is compared with one of the last alone.
 
     Raises:
         DataError: a class has too few images, or the features are not finite.
@@ -119,14 +133,18 @@ def with_fitted_head(
         "device": passes.compute.device.type,
         "compared": _COMPARED,
     }
-    pooled = pooled_place(base.network)
+    pooled, blocks = pooled_place(base.network), 1
     if pooled is not None:
-        key["reads"] = ["pooled", _BOTH]
-    fitted = cache.tensors("head", key, lambda: _fit(base, task, replace(passes, shared=False), pooled))
+        blocks = min(most_blocks, len(base.network.dims))
+        key["reads"] = ["pooled", _BOTH, *[blocks] * (blocks > 1)]
+    fitted = cache.tensors("head", key, lambda: _fit(base, task, replace(passes, shared=False), pooled, blocks))
     ridge, temperature, accuracy, *compared = fitted["facts"].tolist()
     reads = None
     if pooled is not None:
-        reads = HeadInput(_BOTH if fitted["weight"].shape[1] > base.network.geometry.embed else None, *compared)
+        of_pooled, of_both, *of_last = compared
+        read = fitted["weight"].shape[1] // base.network.geometry.embed  # vectors side by side
+        last = LastBlocks(blocks, of_last[0], of_last[1], read > 2) if of_last else None
+        reads = HeadInput(_BOTH if read > 1 else None, of_pooled, of_both, last)
     head = FittedHead(ridge, temperature, accuracy, len(task.validation), images, reads)
     passes.progress.note(head.format())
     return base.with_head(fitted["weight"], fitted["bias"]), head
@@ -148,20 +166,28 @@ def _images_per_class(task: Task) -> dict[str, int]:
     return {name: counts[label] for label, name in enumerate(task.class_names)}
 
 
-def _fit(base: Headless, task: Task, passes: Passes, pooled: slice | None) -> dict[str, Tensor]:
-    """Weight, bias, and as `facts` ridge, temperature and accuracy, with those in cross-validation where it chose."""
-    network = base.network
-    if pooled is not None:
+def _fit(base: Headless, task: Task, passes: Passes, pooled: slice | None, blocks: int) -> dict[str, Tensor]:
+    """Weight, bias, and as `facts` ridge, temperature and accuracy, with those in cross-validation where it chose.
+
+    They are those of what is `pooled`, of both side by side, and of both after the last `blocks`, if these are several,
+    and the standard error of its difference to the better of the others.
+    """
+    network, classes = base.network, len(task.classes)
+    if blocks > 1:
+        network = with_last_blocks(network, blocks, classes)
+    elif pooled is not None:
         network = Network(bare_copy(network.module), network.family)
         read_tokens(network, _BOTH)
-    network.make_classifiers(len(task.classes))
+    network.make_classifiers(classes)
     width = network.classifiers[0].in_features
-    moments, most = Moments(task.train.labels, width), max(_COMPARED // len(task.classes), FOLDS)
+    most = max(_COMPARED // classes, FOLDS)
+    moments = Moments(task.train.labels, width) if max(Counter(task.train.labels).values()) > most else None
     validation, compared = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
     counts, used = Counter(task.train.labels), Counter[int]()
 
     def add(features: Tensor, labels: Tensor) -> None:
-        moments.add(features, labels)
+        if moments is not None:
+            moments.add(features, labels)
         places = []
         for place, label in enumerate(labels.tolist()):
             before, used[label] = used[label], used[label] + 1
@@ -172,19 +198,43 @@ def _fit(base: Headless, task: Task, passes: Passes, pooled: slice | None) -> di
     _pass_features(network, task.train, passes, "fit a head", add)
     _pass_features(network, task.validation, passes, "judge the head", lambda *batch: validation.append(batch))
     features, labels = (torch.cat(parts) for parts in zip(*compared, strict=True))
-    read = [slice(None)] if pooled is None else [pooled, slice(None)]
-    crossed = [cross_validate(features[:, part], labels) for part in read]
-    best = max(range(len(read)), key=lambda i: crossed[i].accuracy)  # among equals what timm pools
-    regression, chosen = RidgeRegression.of(moments.of(read[best])), crossed[best]
+    read = [slice(None)]
+    if pooled is not None:
+        both = 2 * base.network.geometry.embed  # of the last block, whose vectors are the last
+        of_pooled = slice(width - both + pooled.start, width - both + pooled.stop)
+        read = [of_pooled, slice(width - both, None), *[slice(None)] * (blocks > 1)]
+    crossed = []
+    with passes.progress.stage("compare heads", len(read), "head") as stage:
+        for part in read:
+            crossed.append(cross_validate(features[:, part], labels))
+            stage.update(len(crossed))
+    best, errors = best_head(crossed, labels)
+    part, chosen = read[best], crossed[best]
+    if moments is None:
+        regression = RidgeRegression.of_images(features[:, part], labels)
+    else:
+        regression = RidgeRegression.of(moments.of(part))
     features, labels = (torch.cat(parts) for parts in zip(*validation, strict=True))
-    features = features[:, read[best]]
-    if max(counts.values()) > most:
+    features = features[:, part]
+    if moments is not None:
         chosen = choose_ridge(regression, features, labels)
     weight, bias = (chosen.temperature * part for part in regression.solved(chosen.ridge))
     accuracy = class_accuracy(features @ weight.T + bias, labels)
-    accuracies = [each.accuracy for each in crossed] if len(read) > 1 else []
-    facts = torch.tensor([chosen.ridge, chosen.temperature, accuracy, *accuracies], dtype=torch.float64)
+    accuracies = [] if pooled is None else [each.accuracy for each in crossed]
+    facts = torch.tensor([chosen.ridge, chosen.temperature, accuracy, *accuracies, *errors], dtype=torch.float64)
     return {"weight": weight.float(), "bias": bias.float(), "facts": facts}
+
+
+def best_head(crossed: Sequence[ChosenRidge], labels: Tensor) -> tuple[int, list[float]]:
+    """The place of the best of heads that were judged on the same images, the first among equals.
+
+    The third, of several blocks, must be better by more than a standard error, which is returned where there is one.
+    """
+    best = max(range(len(crossed[:2])), key=lambda i: crossed[i].accuracy)
+    errors = [gain_error(crossed[best], several, labels) for several in crossed[2:]]
+    if errors and crossed[2].accuracy > crossed[best].accuracy + errors[0]:
+        best = 2
+    return best, errors
 
 
 def _pass_features(

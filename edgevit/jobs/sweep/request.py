@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from edgevit.board.request import Threads
 from edgevit.data.classes import listed
-from edgevit.data.request import Data, check_data
+from edgevit.data.request import Data, HeadBlocks, check_data
 from edgevit.data.sources import has_masks
 from edgevit.derivation.methods import method_names
 from edgevit.derivation.options import describe
@@ -77,6 +77,7 @@ class SweepRequest(Request):
         ),
     ] = field(default_factory=dict)
     output: OutputOption = OUTPUTS[0]
+    head_blocks: HeadBlocks = 1
     probe: Probe = ()
     part: Annotated[
         str | None,
@@ -181,7 +182,7 @@ class SweepRequest(Request):
         folder = self.out / f"r{rate:.12g}"
         shared = {f.name: getattr(self, f.name) for f in fields(Request)}
         resumed = {"out": folder, "resume": has_state(partial_folder(folder))}
-        names = ("method", "options", "output", "derive_from", "base_steps", "cache")
+        names = ("method", "options", "output", "head_blocks", "derive_from", "base_steps", "cache")
         conditions = {name: getattr(self, name) for name in names}
         return DeriveRequest(**{**shared, **resumed, **conditions}, rate=rate, by_class=bool(self.probe))
 
@@ -198,6 +199,7 @@ class SweepRequest(Request):
             **{name: getattr(self, name) for name in ("shape", "ffn_multiple", "embed_multiple")},
             **{name: getattr(self, name) for name in ("skip_bad_images", "validation_fraction")},
             **({} if self.group_by is None else {"group_by": self.group_by}),
+            **({} if self.head_blocks == 1 else {"head_blocks": self.head_blocks}),
             **({} if self.output == OUTPUTS[0] else {"output": self.output, "probe": self.probe}),
             "weights": weights.get("checkpoint", weights.get("base")),
             "classes": listed(self.classes),

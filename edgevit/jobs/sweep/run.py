@@ -73,7 +73,10 @@ class _Work:
         """Write the base, restricted to the classes of the models, or with their output."""
         if not (self.out / BASE).is_dir():
             request = self.request
-            shared = ("data", "output", "training", "validation_fraction", "group_by", "skip_bad_images", "cache")
+            shared = (
+                "data", "output", "head_blocks", "training", "validation_fraction", "group_by", "skip_bad_images",
+                "cache",
+            )  # fmt: skip
             options = {**request.opening(), **{name: getattr(request, name) for name in shared}, "checked": True}
             chosen = classes if self.is_of_classes else None
             write_base(BaseRequest(name=request.base, out=self.out / BASE, classes=chosen, **options), self.progress)

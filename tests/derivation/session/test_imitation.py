@@ -21,6 +21,7 @@ from edgevit.data.task import UNLABELLED, open_task, open_unlabelled_task
 from edgevit.derivation.session.imitation import check_enough_images, unlabelled_model, with_units
 from edgevit.errors import DataError, Interrupted, OptionError, UnsupportedModelError
 from edgevit.network.model import describe
+from edgevit.progress import Silent
 from edgevit.records.model import TargetClass
 from edgevit.train.settings import Training
 
@@ -174,10 +175,35 @@ def test_features_after_several_blocks_are_like_the_bases(
         edgevit.derive(at_depths.folder, out=tmp_path / "m", output="features", **again)
 
 
+@pytest.mark.parametrize("output", ["features@1", "features:class@1"])
+def test_a_base_of_earlier_features_ends_after_their_block(
+    digits_checkpoint: Path, photos: Path, tmp_path: Path, output: str
+) -> None:
+    progress = RecordedProgress()
+    made = derive(digits_checkpoint, photos, tmp_path / "model", output=output, progress=progress)
+    spec, whole = made.model.spec, edgevit.base(
+        NAME, out=tmp_path / "base", checkpoint=digits_checkpoint, model_args={**ARGS, "num_classes": 10},
+        preprocessing=PREPROCESSING,
+    )  # fmt: skip
+    assert len(spec.blocks) == len(spec.base.blocks) == 1 and spec.macs <= 0.51 * spec.base.macs
+    assert spec.base.macs < 0.6 * whole.spec.macs
+    assert any(note.startswith("the base ends after block 1 of 2, as no later features") for note in progress.notes)
+    batch = torch.randn(3, 3, 32, 32)
+    with torch.inference_mode():
+        loaded = edgevit.load(made.folder)(batch)
+        torch.testing.assert_close(loaded, made.model(batch))
+        after = _features_of_base(digits_checkpoint).forward_intermediates(
+            batch, [0], norm=True, return_prefix_tokens=True, output_fmt="NLC", intermediates_only=True
+        )
+    wanted = after[0][1][:, 0] if output == "features@1" else after[0][1]
+    assert torch.nn.functional.cosine_similarity(loaded, wanted, dim=-1).mean() > 0.8
+    assert edgevit.evaluate(made.folder, photos, max_images=20).similarity.cosine > 0.8, "the base beside it ends, too"
+
+
 def test_the_class_token_counts_as_much_as_all_patches(small_vit: Any, tmp_path: Path) -> None:
     from problems import untrained
 
-    base = unlabelled_model(describe(small_vit(), NAME, {}), "features:class,patches")
+    base = unlabelled_model(describe(small_vit(), NAME, {}), "features:class,patches", Silent())
     task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
     problem = untrained(describe(small_vit(), NAME, {}), task, 0.5, tmp_path)
     output: Any = with_units(base, task, problem.passes, problem.cache, {}).output
@@ -302,7 +328,7 @@ def _reopened(made: Any) -> Any:
 def test_the_unit_of_each_channel_is_its_deviation(small_vit: Any, tmp_path: Path) -> None:
     from problems import untrained
 
-    base = unlabelled_model(describe(small_vit(), NAME, {}), "features")
+    base = unlabelled_model(describe(small_vit(), NAME, {}), "features", Silent())
     task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
     problem = untrained(describe(small_vit(), NAME, {}), task, 0.5, tmp_path)
     network = with_units(base, task, problem.passes, problem.cache, {})
@@ -315,7 +341,7 @@ def test_the_unit_of_each_channel_is_its_deviation(small_vit: Any, tmp_path: Pat
 
 @pytest.mark.parametrize("output", ["features", "features:patches"])
 def test_few_images_are_refused_or_warned_of_by_the_number_that_would_do(small_vit: Any, output: str) -> None:
-    base = unlabelled_model(describe(small_vit(), NAME, {}), output)  # 17 tokens of 64 values
+    base = unlabelled_model(describe(small_vit(), NAME, {}), output, Silent())  # 17 tokens of 64 values
     whole = open_task("digits", None, preprocessing=base.preprocessing, base_outputs=10)
 
     def seen(images: int) -> list[str]:
@@ -333,7 +359,7 @@ def test_few_images_are_refused_or_warned_of_by_the_number_that_would_do(small_v
 def test_features_of_an_image_need_as_many_images_and_unlabelled_ones_count(small_vit: Any, photos: Path) -> None:
     wide = small_vit(img_size=64, embed_dim=96)  # 65 tokens, of which one of each image is read
     for output, enough in (("features", 96), ("features:patches", 64)):
-        base = unlabelled_model(describe(wide, NAME, {}), output)
+        base = unlabelled_model(describe(wide, NAME, {}), output, Silent())
         progress = RecordedProgress()
         task = open_unlabelled_task(photos / "day0", preprocessing=base.preprocessing, outputs=1)
         check_enough_images(base, task, progress)
@@ -374,14 +400,11 @@ def test_a_base_that_puts_out_nothing_but_zeros_is_one_line(
         ({"data": "nowhere"}, "nowhere does not exist"),
         (
             {"output": "features:patches@2,1"},
-            "expected tokens and the numbers of blocks in ascending order, from 1; try f",
+            "expected the numbers of blocks in ascending order, from 1; try features:patches@",
         ),
-        ({"output": "features@2"}, "expected tokens and the numbers of blocks"),
+        ({"output": "features@0"}, "expected the numbers of blocks in ascending order, from 1; try features@9"),
+        ({"output": "features@1,2"}, "are those after one block; try features:class@1,2 or features:patches@1,2"),
         ({"output": "features:patches@1,9"}, ".* has 2; try 2 for the last"),
-        (
-            {"output": "features:patches@1"},
-            "has 2, and those after 1 would compute nothing; add 2, or give a base of 1 ",
-        ),
     ],
 )
 def test_what_is_for_classes_is_refused(

@@ -17,10 +17,11 @@ from small_base import ARGS, write_checkpoint
 import edgevit
 from edgevit.derivation.request import DeriveRequest, SupernetRequest
 from edgevit.derivation.session.opening import open_for
-from edgevit.derivation.solve.head import FEWEST, open_task_for
+from edgevit.derivation.solve.head import FEWEST, best_head, open_task_for
 from edgevit.errors import DataError, OptionError
 from edgevit.network.opening import open_network
 from edgevit.progress import Silent
+from edgevit.train.ridge import cross_validate
 from edgevit.train.settings import Teacher, Training
 
 # skd cuts super-networks, and those have their own test.
@@ -129,6 +130,77 @@ def test_a_head_reads_the_mean_of_the_patches_too_where_that_helps_and_so_does_w
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(names["model"].eval()(images), loaded(images), rtol=1e-4, atol=1e-4)
+
+
+def test_a_head_reads_several_blocks_where_that_is_clearly_better_and_so_does_what_is_derived(
+    headless: Path, tmp_path: Path
+) -> None:
+    asked = given(headless, classes="3,5,8", rate=0.6, training=Training(steps=0, device="cpu"), head_blocks=4)
+    progress = Notes()
+    derived = edgevit.derive(NAME, out=tmp_path / "small", progress=progress, **asked)
+    last, spec = derived.record.fitted_head.reads.last, derived.model.spec
+    assert last.is_chosen and last.accuracy > derived.record.fitted_head.reads.class_and_mean + last.error
+    assert (spec.tokens, spec.depths, last.blocks) == ("class,mean", (1, 2), 2)
+    (said,) = [note for note in progress.notes if "a linear head of" in note]
+    assert "the mean of the patches after each of the last 2 blocks (" in said and "all blocks and tokens stay" in said
+    assert spec.macs < 0.41 * spec.base.macs and len(spec.blocks) == 2
+    assert derived.top1 > derived.record.accuracy.base_restricted.top1 - 0.1 > 0.75
+    assert edgevit.evaluate(tmp_path / "small").top1 == derived.top1
+    exported = edgevit.export(tmp_path / "small", data="digits", fp16=False)
+    assert exported.parity["fp32"].error < 1e-4 and exported.accuracy.files["fp32"].agreement == 1
+    with pytest.raises(OptionError, match="--remove-blocks 1: the head of this base reads several blocks; derive from"):
+        edgevit.derive(tmp_path / "small", out=tmp_path / "m", data="digits", rate=0.3, remove_blocks=1)
+    with pytest.raises(OptionError, match="heart drops tokens, and the head of this base reads those after several"):
+        edgevit.derive(tmp_path / "small", out=tmp_path / "m", data="digits", rate=0.3, method="heart")
+
+
+def test_a_head_of_several_blocks_must_gain_more_than_a_standard_error() -> None:
+    random, labels = torch.Generator().manual_seed(0), torch.arange(300) % 3
+    told = torch.nn.functional.one_hot(labels).double()
+    noise = torch.randn(3, 300, 3, generator=random, dtype=torch.float64)
+    weak, other = told + noise[0], told + 1.2 * noise[1]
+
+    def chosen(*features: torch.Tensor) -> tuple[int, list[float]]:
+        return best_head([cross_validate(f, labels) for f in features], labels)
+
+    assert chosen(weak, weak) == (0, []) and chosen(other, weak)[0] == 1
+    place, (error,) = chosen(other, weak, torch.cat([weak, other], 1))
+    assert place == 2 and 0.01 < error < 0.05, "they err on different images"
+    slightly = weak.clone()
+    slightly[:4] = 10 * told[:4]
+    gain = cross_validate(slightly, labels).accuracy - cross_validate(weak, labels).accuracy
+    place, (error,) = chosen(other, weak, slightly)
+    assert 0 < gain < error and place == 1
+
+
+def test_the_last_block_alone_is_read_where_earlier_ones_say_the_same(headless: Path, tmp_path: Path) -> None:
+    state = load_file(headless)
+    for name in state:
+        if name.startswith("blocks.1.") and ("attn.proj" in name or "mlp.fc2" in name):
+            state[name].zero_()
+    save_file(state, tmp_path / "idle.safetensors")
+    progress = Notes()
+    asked = given(tmp_path / "idle.safetensors", classes=["3", "5", "8"], progress=progress, head_blocks=4)
+    model = edgevit.base(NAME, out=tmp_path / "base", **asked)
+    assert model.spec.tokens == "class,mean" and not model.spec.depths
+    (said,) = [note for note in progress.notes if "a linear head of" in note]
+    assert "of the class token and the mean of the patches (" in said and "standard error of the difference" in said
+
+
+@pytest.mark.slow
+def test_a_base_with_a_head_of_several_blocks_is_trained_and_gets_another_head(headless: Path, tmp_path: Path) -> None:
+    training = Training(steps=6, batch_size=32, device="cpu", evaluations=2)
+    asked = given(headless, classes=["3", "5", "8"], training=training, head_blocks=4)
+    base = edgevit.base(NAME, out=tmp_path / "base", **asked)
+    assert base.spec.depths == (1, 2) and edgevit.load(tmp_path / "base").spec == base.spec
+    again = edgevit.base(
+        tmp_path / "base", out=tmp_path / "again", new_head=True, data="digits", classes=["1", "2"], head_blocks=4
+    )
+    assert (again.spec.depths, again.spec.outputs) == ((1, 2), 2)
+    assert edgevit.evaluate(tmp_path / "again", "digits").top1 > 0.8
+    asked = given(headless, classes="3,5,8", rate=0.3, training=training, derive_from="better", head_blocks=4)
+    derived = edgevit.derive(NAME, out=tmp_path / "small", **asked)
+    assert derived.record.start is not None and derived.model.spec.depths == (1, 2) and derived.top1 > 0.7
 
 
 @pytest.mark.slow

@@ -51,6 +51,8 @@ from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.records.model import BlockDims
 
+DROPS_TOKENS = True
+
 
 @dataclass(frozen=True)
 class Config:
@@ -110,7 +112,15 @@ def search_space(network: Network, config: Config, policy: Policy) -> SearchSpac
 
 
 def check_options(target: Target, config: Config) -> None:
-    """Refuse soft gates for a head that cannot weigh tokens, and a share that leaves a block too few heads."""
+    """Refuse soft gates for a head that cannot weigh tokens, and a share that leaves a block too few heads.
+
+    A head that reads tokens after several blocks needs them all.
+    """
+    if target.network.ends.read:
+        raise OptionError(
+            "heart drops tokens, and the head of this base reads those after several blocks; derive from the base "
+            "without a head, which then gets one of the last block alone, or with another --method"
+        )
     if config.gates == "soft" and not target.network.ends.reads_mean:
         raise OptionError(
             "heart.gates=soft is for a head that reads one token or the mean of the patches, and this one pools "

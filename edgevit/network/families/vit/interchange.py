@@ -95,6 +95,8 @@ def plain_loader(model: Any) -> str | None:
     lines += [_FFN, _END]
     if isinstance(choice, TokenChoice):
         those = f"outputs[:, {choice.prefix}:]"
+        if choice.tokens == "class":
+            those = "outputs[:, 0]"
         if choice.tokens == "class,patches":
             those = "all" if choice.prefix == 1 else f"outputs[:, :1] and {those}"
         lines.append(_TOKENS.format(those=those))

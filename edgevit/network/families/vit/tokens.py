@@ -144,6 +144,8 @@ class TokenChoice(nn.Identity):
 
     def forward(self, x: Tensor) -> Tensor:
         patches = x[:, self.prefix :]
+        if self.tokens == "class":
+            return x[:, 0]
         if self.tokens == "patches":
             return patches
         if self.tokens == "class,mean":
@@ -157,7 +159,7 @@ class TokenChoice(nn.Identity):
 
     def counted(self, patches: int) -> int:
         """How many times the head is applied, of so many patches."""
-        return {"patches": patches, "class,patches": 1 + patches, "class,mean": 1}[self.tokens]
+        return {"patches": patches, "class,patches": 1 + patches}.get(self.tokens, 1)
 
 
 def choose_tokens(model: Any, tokens: TokenOutput) -> None:
@@ -189,7 +191,8 @@ def pooled_part(model: Any) -> slice | None:
         return None
     if model.global_pool == "avg" and model.pool_include_prefix:
         return None
-    return {"token": slice(model.embed_dim), "avg": slice(model.embed_dim, None)}.get(model.global_pool)
+    width = model.embed_dim
+    return {"token": slice(0, width), "avg": slice(width, 2 * width)}.get(model.global_pool)
 
 
 def widened(model: Any, classes: int) -> nn.Linear:
