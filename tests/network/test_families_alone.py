@@ -25,7 +25,7 @@ ARGUMENT = "an argument of timm.create_model"
 ELSEWHERE = {
     **{
         ("network/agreement.py", name): ARGUMENT
-        for name in ("embed_dim", "img_size", "num_classes", "num_heads", "patch_size")
+        for name in ("embed_dim", "img_size", "init_values", "num_classes", "num_heads", "patch_size")
     },
     ("network/folder.py", "embed_dim"): ARGUMENT,
     ("network/opening.py", "img_size"): ARGUMENT,
