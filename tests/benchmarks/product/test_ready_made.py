@@ -22,8 +22,8 @@ def test_records_become_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     derived = {"rate": 0.8, "tasks": TASKS}
     (tmp_path / "backbone.json").write_text(json.dumps({"rows": {"forge 0.8 200": derived, "forge 0.3 0": derived}}))
     rows = {
-        "dinov2 112": {"macs": 1_500_000_000, "tasks": TASKS},
-        "efficientnet-lite0 112": {"macs": 1, "tasks": TASKS},
+        "dinov2": {"macs": 1_500_000_000, "tasks": TASKS},
+        "efficientnet-lite0 112": {"macs": 100_000_000, "tasks": TASKS},
     }
     time = {"key": "efficientnet-lite0 112", "ratio": 0.12, "interval": [0.11, 0.13], "base_ms": 20.0, "cpu": "Xeon"}
     (tmp_path / "ready_made.json").write_text(json.dumps({"rows": rows, "timing": [time]}))
