@@ -167,7 +167,8 @@ def section() -> str:
         f"differs from its published ONNX file by at most {record['parity']:.1e} at 224 px. Here at {SIZE} px "
         f"({first['base_macs'] / 1e9:.2f} G MACs), by closed form or distilled after it; MACs gone are of backbone and "
         f"decoder, from which `{BOTH}` takes {REST_RATE:g} of its own. Where forge narrows the embedding, the "
-        f"decoder's first layer reads the narrower one, which counts as MACs gone. Calibrated on {first['train_images']} drawings of other "
+        f"decoder's first layer reads the narrower one, which counts as MACs gone. Calibrated on "
+        f"{first['train_images']} drawings of other "
         "subjects without labels and varied copies of them; mean absolute error and IoU at 0.5 are against the whole "
         f"network's maps of {first['images']} drawings of twelve kinds, {first['foreground']:.0%} of whose pixels are "
         "foreground.",
