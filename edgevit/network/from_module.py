@@ -132,6 +132,12 @@ def _dense_folder(
         raise UnsupportedModelError(
             f"this {noun} is a {noun} itself; make that an attribute of the module with the head"
         )
+    kinds = {name: values.dtype for name, values in module.named_parameters() if values.is_floating_point()}
+    if other := next((name for name, kind in kinds.items() if kind != torch.float32), None):
+        raise UnsupportedModelError(
+            f"{other} of this {type(module).__name__} is {str(kinds[other]).removeprefix('torch.')}, expected float32: "
+            "a model is derived in fp32, and its engines are fp16; call float() on the module"
+        )
     builder = Builder.at(*(place or _file_of_class(module)))
     module = copy.deepcopy(module).eval()
     if boxes:

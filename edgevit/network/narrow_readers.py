@@ -178,6 +178,8 @@ def _places(network: Network, images: Tensor) -> list[_Place]:
             for call in replay.of_layer(name):
                 assert call.values is not None and call.output is not None
                 macs += macs_of(layer, call.values, call.output) // (whole * len(images))
+        if any(name in place.readers for place in places for name in readers):
+            raise NoChain("is read by a layer that reads the tokens of another block, too")
         norm = next(iter(norms), None)
         places.append(_Place(names[restore], block.stage, whole, width, norm, narrow, readers, macs))
     return places

@@ -63,7 +63,7 @@ class Network(nn.Module):
     def forward_features(self, images: Tensor) -> Tensor:
         """Return the tokens [B, N, d] after the last norm, before pooling and head."""
         tokens: Tensor = self.module.forward_features(images)  # type: ignore[operator]
-        return tokens
+        return tokens.flatten(1, -2)  # a Swin's are a map
 
     def state_dict(self, *args: Any, **options: Any) -> Any:
         return self.module.state_dict(*args, **options)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import edgevit
 from edgevit.cli.app import app
 from edgevit.derivation.solve.embedding import encoder, flat_basis
-from edgevit.errors import CheckpointError, EdgeVitError
+from edgevit.errors import CheckpointError, EdgeVitError, UnsupportedModelError
 from edgevit.network.copies import bare_copy
 from edgevit.network.folder import save
 from edgevit.network.from_module import path_of
@@ -212,3 +212,39 @@ def test_a_module_whose_class_needs_no_arguments_is_a_base(tmp_path: Path, monke
     with pytest.raises(EdgeVitError, match=r"Sized cannot be made again from its file alone .*FUNCTION"):
         path_of(of_a_class.Sized(3), "edgevit.derive")
     sys.modules.pop("of_a_class")
+
+
+def test_a_head_reads_the_map_of_a_swin_as_timm_returns_it(tmp_path: Path) -> None:
+    file = tmp_path / "swin_map.py"
+    file.write_text("""
+import timm
+import torch
+from torch import nn
+
+
+class SwinMap(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = timm.create_model(
+            "swin_tiny_patch4_window7_224", img_size=32, window_size=4, embed_dim=16, depths=(1, 1), num_heads=(2, 2)
+        )
+        self.last = nn.Conv2d(32, 1, 1)
+
+    def forward(self, images):
+        features = self.backbone.forward_features(images)
+        return self.last((features - features.mean(1, keepdim=True)).permute(0, 3, 1, 2))
+""")
+    names: dict[str, Any] = {}
+    exec(file.read_text(), names)
+    torch.manual_seed(0)
+    module = names["SwinMap"]().eval()
+    opened: Any = open_network(f"{file}:SwinMap")
+    with torch.inference_mode():
+        torch.testing.assert_close(opened(IMAGES), module(IMAGES))
+
+
+def test_a_module_of_another_precision_is_refused(file: Path) -> None:
+    halved = file.with_name("halved.py")
+    halved.write_text(f"{file.read_text()}\n\ndef halved():\n    return build().half()\n")
+    with pytest.raises(UnsupportedModelError, match=r"is float16, expected float32: .* call float\(\) on the module"):
+        open_network(f"{halved}:halved")

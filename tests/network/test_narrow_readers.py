@@ -111,7 +111,7 @@ def test_a_head_of_linear_layers_and_convolutions_reads_the_embedding_itself(
         torch.testing.assert_close(edgevit.load(tmp_path / "again")(images), found.network(images))
 
 
-@pytest.mark.parametrize("function", ["build", "Skipped", "Bent", "Normed", "Grouped", "Hard"])
+@pytest.mark.parametrize("function", ["build", "Tied", "Skipped", "Bent", "Normed", "Grouped", "Hard"])
 def test_a_head_that_reads_otherwise_keeps_the_whole_width(file: Path, function: str) -> None:
     base = opened(f"{file}:{function}")
     assert base.family.per_channel == () and base.geometry.fixed_embed is None

@@ -55,6 +55,11 @@ class Levels(Depth):
         )
         return F.interpolate(self.last(F.relu(self.one(one) + self.two(two))), size=(32, 32))
 
+class Tied(Levels):
+    def forward(self, images):
+        levels = self.backbone.forward_intermediates(images, indices=[0, 2], intermediates_only=True, norm=True)
+        return F.interpolate(self.last(F.relu(self.one(levels[0]) + self.one(levels[1]))), size=(32, 32))
+
 class Bare(Levels):
     norm_of = False
 

@@ -19,7 +19,7 @@ class ListedSwin(TokenSwin):
     return_layers: dict[str, str]  # timm's: the name of the map of a stage, by its name in timm's list
     names_maps: bool  # whether it gives a dictionary instead of a list
 
-    def forward(self, x: Tensor) -> dict[str, Tensor] | list[Tensor]:
+    def forward(self, x: Tensor) -> Any:
         tokens, maps = self.patch_embed(x), dict[str, Tensor]()
         for number, stage in enumerate(self.layers):
             tokens = stage(tokens)

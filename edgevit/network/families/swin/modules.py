@@ -221,9 +221,19 @@ class SwinStage(nn.Module):
 class TokenSwin(SwinTransformer):  # type: ignore[misc]
     """timm's SwinTransformer of these modules."""
 
-    def forward_features(self, x: Tensor) -> Tensor:
+    def last_tokens(self, x: Tensor) -> Tensor:
+        """The tokens [B, N, d] after the last norm."""
         tokens: Tensor = self.norm(self.layers(self.patch_embed(x)))
         return tokens
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """These as a map [B, H, W, d], as timm's Swin returns them: a head of the user's may read it."""
+        grid: tuple[int, int] = self.layers[-1].windows.grid
+        features: Tensor = torch.unflatten(self.last_tokens(x), 1, grid)
+        return features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.last_tokens(x))
 
     def forward_intermediates(
         self,
@@ -243,8 +253,8 @@ class TokenSwin(SwinTransformer):  # type: ignore[misc]
             if number in chosen:
                 of_map = self.norm(tokens) if norm and number == len(self.layers) - 1 else tokens
                 maps.append(of_map.transpose(1, 2).unflatten(2, stage.windows.grid))
-        return maps if intermediates_only else (self.norm(tokens), maps)
+        return maps if intermediates_only else (self.norm(tokens).unflatten(1, stage.windows.grid), maps)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        outputs: Tensor = self.head(x.unsqueeze(1), pre_logits=pre_logits)
+        outputs: Tensor = self.head(x.unsqueeze(1) if x.ndim == 3 else x, pre_logits=pre_logits)
         return outputs
