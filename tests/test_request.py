@@ -180,7 +180,7 @@ def test_a_misspelt_keyword_of_a_public_function_is_named_with_the_nearest(name:
 
 # Fields that no option gives: what one request tells another, and settings that only a test has wanted to change.
 UNASKED = {
-    "DeriveRequest": {"at_least", "at_least_embed", "job"}, "MeetRequest": {"among_others"},
+    "DeriveRequest": {"at_least", "at_least_embed", "by_class", "job"}, "MeetRequest": {"among_others", "by_class"},
     "Tolerances": {"fp32_error", "fp32_agreement", "int8_error", "int8_agreement"},
     "EngineOptions": {"timing_cache", "most_probes"},
     "EvaluateRequest": {"validation_fraction"}, "BaseRequest": {"checked"},
