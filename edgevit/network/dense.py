@@ -193,7 +193,7 @@ class DenseFamily:
     def _refuse(self, action: str) -> NoReturn:
         reason = f"this network has a head of its own; give {self.path} alone"
         if self.classifier:
-            reason = "its head reads several blocks; fit one to the last alone, to the base without it: --head-blocks 1"
+            reason = "its head reads several blocks; fit one of the last alone to the base without it"
         raise UnsupportedModelError(f"cannot {action}: {reason}")
 
     # -- the forward pass in steps

@@ -456,7 +456,7 @@ class HeadInput:
             return (
                 f"of {both} after each of the last {last.blocks} blocks ({last.accuracy:.1%} in cross-validation, "
                 f"{of_both:.1%} after the last alone, {of_pooled:.1%} of {pooled}; {error}; for it all blocks and "
-                "tokens stay, which --head-blocks 1 avoids)"
+                "tokens stay)"
             )
         chosen, other = (pooled, both) if self.tokens is None else (both, pooled)
         return (

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
+
+import edgevit
+from edgevit.train.settings import Training
 
 DEPTH = """
 import timm
@@ -197,3 +201,14 @@ def write_frames(folder: Path, count: int = 60) -> Path:
         picture[y : y + 12, x : x + 12] = 230
         Image.fromarray(picture.numpy()).save(folder / f"{i:03}.png")
     return folder
+
+
+FEW = {"calibration_images": 40, "sensitivity_images": 16, "measured_images": 10}  # options of forge, for few frames
+
+
+def derive_map(base: Any, frames: Path, out: Path, **options: Any) -> Any:
+    """Derive from a network with a head of the user's, in closed form unless options say otherwise."""
+    given: dict[str, Any] = {
+        "data": frames, "output": "map", "out": out, "options": FEW, "training": Training(device="cpu", steps=0),
+    }  # fmt: skip
+    return edgevit.derive(base, **{**given, **options})

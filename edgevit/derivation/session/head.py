@@ -37,7 +37,10 @@ def with_narrow_readers(derived: Derived, problem: Problem) -> tuple[Derived, tu
     found = read_narrower(network.cpu(), batch)  # fp32 on the CPU: no product is rounded to TF32
     macs = network.geometry.macs(network.dims)
     if found is None:
-        progress.warn(f"the head reads tokens of the whole width: as they are, its outputs were others; {macs} MACs")
+        progress.warn(
+            "the head was to read the narrower embedding itself, and its outputs were others: it reads tokens of the "
+            f"whole width, and the model has {format_count(macs)} MACs, which may be more than its budget allows"
+        )
         return derived, None
     saved = macs - found.network.geometry.macs(network.dims)
     progress.note(

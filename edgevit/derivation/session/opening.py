@@ -126,7 +126,8 @@ def open_for(
     assert request.base is not None
     passes = open_passes(request.training, progress)
     cache = _cache(request, task, passes)
-    model, fitted = with_fitted_head(base, task, passes, cache, getattr(request, "head_blocks", 1))
+    blocks = 1 if isinstance(request, SupernetRequest) else request.head_blocks
+    model, fitted = with_fitted_head(base, task, passes, cache, blocks)
     assumed = _assumed(base, request, task, progress, fitted=fitted is not None)
     of_task = Network.with_columns if head == "full" else with_classes
     network = of_task(model, task.base_columns)

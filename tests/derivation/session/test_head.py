@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dense_networks import write_frames
+from dense_networks import derive_map, write_frames
 from detectors import write_detectors
 from narrow_heads import write_heads
 from recorded_progress import RecordedProgress
@@ -21,8 +22,6 @@ from edgevit.train.settings import Training
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-OPTIONS = {"calibration_images": 40, "sensitivity_images": 16, "measured_images": 10}
-
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -34,12 +33,7 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_frames(tmp_path_factory.mktemp("data") / "images")
 
 
-def derive(base: Any, frames: Path, out: Path, **options: Any) -> Any:
-    given: dict[str, Any] = {
-        "data": frames, "output": "map", "rate": 0.92, "out": out, "options": OPTIONS,
-        "training": Training(device="cpu", steps=0),
-    }  # fmt: skip
-    return edgevit.derive(base, **{**given, **options})
+derive = partial(derive_map, rate=0.92)
 
 
 def test_the_budget_counts_what_the_head_reads(file: Path, frames: Path, tmp_path: Path) -> None:
@@ -76,7 +70,8 @@ def test_outputs_that_would_change_are_kept_and_told(
     progress = RecordedProgress()
     made = derive(f"{file}:Transposed", frames, tmp_path / "model", progress=progress)
     assert not made.model.spec.narrow_readers
-    assert any("reads tokens of the whole width" in warning for warning in progress.warnings)
+    (warning,) = (w for w in progress.warnings if "reads tokens of the whole width" in w)
+    assert "MACs, which may be more than its budget allows" in warning
     assert edgevit.load(made.folder).spec == made.model.spec
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from dense_networks import write_depth, write_frames
+from dense_networks import FEW, derive_map, write_depth, write_frames
 from PIL import Image
 
 import edgevit
@@ -20,8 +21,6 @@ from edgevit.network.output import Map
 from edgevit.train.settings import Training
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-OPTIONS = {"calibration_images": 40, "sensitivity_images": 16, "measured_images": 10}
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +33,7 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_frames(tmp_path_factory.mktemp("data") / "images")
 
 
-def derive(base: Any, frames: Path, out: Path, **options: Any) -> Any:
-    given: dict[str, Any] = {
-        "data": frames, "output": "map:foreground", "rate": 0.4, "out": out, "options": OPTIONS,
-        "training": Training(device="cpu", steps=0),
-    }  # fmt: skip
-    return edgevit.derive(base, **{**given, **options})
+derive = partial(derive_map, output="map:foreground", rate=0.4)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +85,7 @@ def test_a_head_without_weights_is_refused(file: Path, frames: Path, tmp_path: P
 def test_a_narrower_embedding_reaches_a_rate_that_the_whole_one_does_not(
     file: Path, frames: Path, tmp_path: Path
 ) -> None:
-    whole = {**OPTIONS, "cut_embedding": False}
+    whole = {**FEW, "cut_embedding": False}
     with pytest.raises(BudgetError, match="the embedding ends at 64 channels"):
         derive(f"{file}:build", frames, tmp_path / "whole", rate=0.9, options=whole)
     training = Training(device="cpu", steps=2, batch_size=8, evaluations=1, token_weight=1.0)
