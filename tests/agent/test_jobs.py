@@ -103,9 +103,13 @@ def test_a_job_outlives_the_agent_that_started_it(folder):
     with Agent() as agent:
         start(agent, {**REQUEST, "duration_s": 1})
         working(agent)
+        time.sleep(0.1)  # some latencies of a millisecond
+        pid = int((folder / "a" / "pid").read_text())
+        os.kill(pid, signal.SIGSTOP)  # it cannot end before the next agent has begun
         agent._process.kill()
     with Agent() as agent:
         assert start(agent)["state"] == "running"
+        os.kill(pid, signal.SIGCONT)
         outcome = agent.call("follow", job="a")
         assert not outcome["collected_late"]
         assert len(outcome["result"]["latencies_ns"]) > 5
