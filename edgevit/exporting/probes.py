@@ -14,7 +14,7 @@ from edgevit.data.task import Split, Task
 from edgevit.errors import ModelError
 from edgevit.records.answers import RightImages
 from edgevit.records.derivation import JudgedPart
-from edgevit.train.ridge import FOLDS, Moments, RidgeRegression, choose_ridge, cross_validate
+from edgevit.train.ridge import FOLDS, Moments, RidgeRegression, choose_ridge, cross_validate, fit_classifier
 
 _NEIGHBOURS, _TEMPERATURE = 20, 0.07  # neighbours and temperature of k-NN, those of DINO
 
@@ -65,10 +65,10 @@ def linear(train: Labelled, validation: Labelled, tested: Labelled) -> Tensor:
     features = torch.cat([train.features, validation.features])
     labels = torch.cat([train.labels, validation.labels])
     if int(torch.bincount(labels).min()) >= FOLDS:
-        ridge = cross_validate(features, labels).ridge
+        chosen = cross_validate(features, labels)
     else:
-        ridge = choose_ridge(_regression(train.features, train.labels), validation.features, validation.labels).ridge
-    weight, bias = _regression(features, labels).solved(ridge)
+        chosen = choose_ridge(_regression(train.features, train.labels), validation.features, validation.labels)
+    weight, bias = fit_classifier(_regression(features, labels), chosen, torch.bincount(labels))
     return (tested.features @ weight.mT + bias).argmax(1)
 
 

@@ -471,7 +471,7 @@ class FittedHead:
 
     ridge: float
     temperature: float  # factor by which the outputs of the regression are multiplied
-    validation_accuracy: Share  # top-1 on the validation images, the mean over the classes
+    validation_accuracy: Share  # top-1 on the validation images
     validation_images: Index
     images_per_class: dict[str, Index]  # number of training images of each class
     reads: HeadInput | None = None  # what the head reads; None: timm's pooled tokens, as there was no choice
@@ -482,8 +482,8 @@ class FittedHead:
         reads = "" if self.reads is None else f" {self.reads.format()}"
         return (
             f"a linear head{reads} fitted to {images} training images of {classes} classes, correct on "
-            f"{self.validation_accuracy:.1%} of {self.validation_images} validation images (mean over classes; "
-            f"ridge {self.ridge:.2g}, temperature {self.temperature:.3g})"
+            f"{self.validation_accuracy:.1%} of {self.validation_images} validation images "
+            f"(ridge {self.ridge:.2g}, temperature {self.temperature:.3g})"
         )
 
 

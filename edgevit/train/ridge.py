@@ -1,9 +1,13 @@
 """Ridge regression of classes on features, in closed form, for every ridge at once.
 
-Every class weighs the same, however many images it has, and features are standardised, so that a ridge means the same
-for every network. The ridge is the one of a grid that is right on most held-out images, in the mean over the classes;
-of equals, the one of the smallest loss. Held out are the images of a validation part or, in cross-validation, the
-training images in turn, of which there are ten times as many.
+Every class weighs the same in the regression, however many images it has, and features are standardised, so that a
+ridge means the same for every network. The ridge is the one of a grid that is right on most held-out images, in the
+mean over the classes; of equals, the one of the smallest loss. Held out are the images of a validation part or, in
+cross-validation, the training images in turn, of which there are ten times as many.
+
+A classifier is judged by its share of right answers, to which a frequent class adds more. So its logits are the outputs
+times a temperature, by which their softmax is p(class | image) for classes of equal shares, plus the logarithm of each
+class's share (Bayes' rule).
 """
 
 from __future__ import annotations
@@ -101,6 +105,12 @@ class RidgeRegression:
         """Weight [C, d] and bias [C] of the outputs, which are about 1 for the class of an image and 0 for others."""
         weight = (self.vectors @ (self.targets / (self.values[:, None] + ridge)) / self.scale[:, None]).T
         return weight, 1 / len(weight) - weight @ self.mean
+
+
+def fit_classifier(regression: RidgeRegression, chosen: ChosenRidge, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight [C, d] and bias [C] of the logits, for classes of which there are `counts` [C] images."""
+    weight, bias = (chosen.temperature * part for part in regression.solved(chosen.ridge))
+    return weight, bias + (counts / counts.sum()).log()
 
 
 @dataclass(frozen=True)

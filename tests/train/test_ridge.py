@@ -13,6 +13,7 @@ from edgevit.train.ridge import (
     RidgeRegression,
     choose_ridge,
     cross_validate,
+    fit_classifier,
     gain_error,
     sharpen,
 )
@@ -65,6 +66,21 @@ def test_of_few_images_it_is_the_same(width: int, rank: int, ridge: float) -> No
     constant = torch.full((len(labels), 1), 123.0, dtype=torch.float64)
     with_more, _ = RidgeRegression.of_images(torch.cat([features, constant], 1), labels).solved(ridge)
     assert not with_more[:, width].any()
+
+
+def test_logits_of_a_classifier_know_the_shares_of_the_classes() -> None:
+    features, labels = clouds([40, 400, 100], 2.5)
+    fitted, tested = torch.arange(len(labels)) % 2 == 0, torch.arange(len(labels)) % 2 == 1
+    counts, of_images = torch.bincount(labels[fitted]), RidgeRegression.of_images(features[fitted], labels[fitted])
+    chosen = cross_validate(features[fitted], labels[fitted])
+    weight, bias = fit_classifier(of_images, chosen, counts)
+    alike, alike_bias = of_images.solved(chosen.ridge)
+    torch.testing.assert_close(weight, chosen.temperature * alike)
+    difference = bias - chosen.temperature * alike_bias
+    assert (difference.exp() * len(labels[fitted])).tolist() == pytest.approx(counts.tolist())
+    right = ((features[tested] @ weight.T + bias).argmax(1) == labels[tested]).double().mean()
+    right_alike = ((features[tested] @ alike.T + alike_bias).argmax(1) == labels[tested]).double().mean()
+    assert right > right_alike + 0.05
 
 
 def test_a_feature_that_never_changes_is_left_out() -> None:

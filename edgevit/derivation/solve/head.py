@@ -6,8 +6,8 @@ the other two by more than one standard error: such a head keeps all blocks and 
 the ridge where all training images are compared: they are several times as many as those of the validation part, which
 chooses it where they are more.
 
-A regression's outputs are about 0 and 1, and no logits: a temperature, fitted with the ridge, makes their softmax as
-sure as it is right, which distillation and rejection rely on.
+A regression's outputs are about 0 and 1, and no logits: a temperature, fitted with the ridge, and the shares of the
+classes in the training images make their softmax as sure as it is right, which distillation and rejection rely on.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from edgevit.train.ridge import (
     Moments,
     RidgeRegression,
     choose_ridge,
-    class_accuracy,
     cross_validate,
+    fit_classifier,
     gain_error,
 )
 
@@ -132,6 +132,7 @@ def with_fitted_head(
         "images": [task.train.content_sha256(), task.validation.content_sha256()],
         "device": passes.compute.device.type,
         "compared": _COMPARED,
+        "bias": "shares of the classes",
     }
     pooled, blocks = pooled_place(base.network), 1
     if pooled is not None:
@@ -218,8 +219,8 @@ def _fit(base: Headless, task: Task, passes: Passes, pooled: slice | None, block
     features = features[:, part]
     if moments is not None:
         chosen = choose_ridge(regression, features, labels)
-    weight, bias = (chosen.temperature * part for part in regression.solved(chosen.ridge))
-    accuracy = class_accuracy(features @ weight.T + bias, labels)
+    weight, bias = fit_classifier(regression, chosen, torch.bincount(torch.tensor(task.train.labels)))
+    accuracy = float(((features @ weight.T + bias).argmax(1) == labels).double().mean())
     accuracies = [] if pooled is None else [each.accuracy for each in crossed]
     facts = torch.tensor([chosen.ridge, chosen.temperature, accuracy, *accuracies, *errors], dtype=torch.float64)
     return {"weight": weight.float(), "bias": bias.float(), "facts": facts}
