@@ -121,7 +121,7 @@ def section() -> str:
         f"the base restricted to a sub-task: {', '.join(bases)}.",
         [table(["", *(f"{rate:g}" for rate in RATES), "rows"], lines)],
         "python -m benchmarks.product.swin",
-        "cells without a number, which were not run; other seeds of the super-network; a Swin on photographs. "
+        "cells without a number, which were not run; a Swin on photographs. "
         + commits_text(rows),
     )
 
