@@ -550,6 +550,7 @@ def test_the_example_says_which_package_it_needs(
 @pytest.mark.slow
 def test_the_example_says_what_it_lacks(exported: Path, tmp_path: Path, refusal: Callable[..., str]) -> None:
     assert "no export.json in" in refusal(tmp_path, "x.png")
+    assert "no export.json in" in refusal(Path(__file__), "x.png")
     assert "give images, or --camera" in refusal(exported / "export")
     (tmp_path / "no.png").write_text("no picture")
     for name in ("gone.png", "no.png", "."):

@@ -278,7 +278,7 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()  # options may stand between the images
     try:
         record = json.loads((arguments.export / "export.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the second of an image in its place
         sys.exit(f"no export.json in {arguments.export}; give the export/ folder that `edgevit export` wrote")
     if not record["classes"]:
         sys.exit(

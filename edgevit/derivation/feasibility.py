@@ -79,7 +79,8 @@ class Minimum:
         total, most = outside + sum(costs.values()), max(costs, key=lambda kind: costs[kind])
         if outside >= costs[most]:
             share = f"{outside / total:.0%} of it"
-            return f"{share} lies outside the blocks, and the embedding ends at {geometry.embed} channels"
+            why = "" if geometry.fixed_embed is None else f" ({geometry.fixed_embed})"
+            return f"{share} lies outside the blocks, and the embedding ends at {geometry.embed} channels{why}"
         count = f"{len(self.blocks)} block{'s' * (len(self.blocks) > 1)}"
         smallest = next(dims for dims in self.blocks if dims.has(most))
         site = "attention" if most == "attention" else "the FFN"
@@ -108,6 +109,8 @@ def check_reachable(target: Target, owner: str, space_of: Callable[[Any], Search
         hints.append("cut widths with another method first, and derive from its folder")
     if policy.name != "free":
         hints.append("try another --shape")
+    if any(stage.restores for stage in target.network.geometry.stages):
+        hints.append("derive from the network that this base was made of, whose embedding can be narrowed")
     whole = list(target.network.dims)
     breakdown = minimum.breakdown(budget)
     facts: dict[str, Any] = {"least": minimum.cost} | ({} if budget.prices is None else {"breakdown": breakdown})

@@ -224,7 +224,7 @@ def trace(network: Network, *, input_size: tuple[int, ...], batch: Batch, opset:
     Below opset 18 it has old operators only, below 17 layer normalisation is decomposed, too.
 
     Raises:
-        ExportError: the exporter failed.
+        ExportError: the exporter failed, or the network's code takes the number of images as a constant.
     """
     # With an example of one image the exporter would treat the batch as a constant.
     texts = len(input_size) == 1
@@ -242,6 +242,13 @@ def trace(network: Network, *, input_size: tuple[int, ...], batch: Batch, opset:
             verbose=False,
         )
         assert program is not None  # None only from torch's older exporter
+        ends = (*program.model.graph.inputs, *program.model.graph.outputs)
+        if batch == "dynamic" and any(end.shape is not None and isinstance(end.shape[0], int) for end in ends):
+            # torch falls back to this without a word.
+            raise ExportError(
+                f"the network's code makes a file of {len(images)} images alone, as with len(images) in a head; give "
+                "--batch 1, or derive from code with images.shape[0] in its place"
+            )
         if opset < _NATIVE_OPSET:
             _lower(program.model, opset)
         plain_shapes(program.model.graph)

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import Axis, Block, BlockDims, Decoder
@@ -26,7 +25,7 @@ from edgevit.network.copies import bare_copy
 from edgevit.network.cost import Geometry
 from edgevit.network.families import Family, Interchange, family_like, load_family, name_of
 from edgevit.network.families.vit.parts import keep_rows
-from edgevit.network.layers import BlockLayers, Ends, SiteLayer, first_input
+from edgevit.network.layers import BlockLayers, Ends, SiteLayer, counted_macs, first_input
 
 _FROZEN: Mapping[Axis, str] = {
     "tokens": "the head may read all patches",
@@ -283,8 +282,8 @@ def count_head_macs(family: DenseFamily, module: nn.Module) -> int:
     blocks = family.blocks(module)
     stages = [geometry.stages[block.stage] for block in blocks]
     tokens = [like.new_zeros(1, stage.tokens, stage.embed) for stage in stages]
-    with FlopCounterMode(display=False) as counter:
-        family.outputs_after(module, tokens, like.new_zeros(1, *ends.input_size))
+    images = like.new_zeros(1, *ends.input_size)
+    macs = counted_macs(module, lambda: family.outputs_after(module, tokens, images))
     of_patches = geometry.patches * geometry.patch_values * geometry.stages[0].embed
     restores = [block.restore for block in blocks]
     # Of the linear layers outside the sites, those by which a block itself returns to a narrower embedding do not run.
@@ -293,7 +292,7 @@ def count_head_macs(family: DenseFamily, module: nn.Module) -> int:
         stage.tokens * layer.weight.numel() for stage, each in zip(stages, idle, strict=True) for layer in each
     )
     of_merging = sum(stage.tokens * stage.linear for stage in geometry.stages) - of_idle
-    return max(int(counter.get_total_flops()) // 2 - of_patches - of_merging, 0)
+    return max(macs - of_patches - of_merging, 0)
 
 
 @torch.inference_mode()

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models.detection import FCOS, RetinaNet
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RegionProposalNetwork
@@ -22,6 +21,7 @@ from torchvision.models.detection.ssd import SSD
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from edgevit.errors import UnsupportedModelError, is_out_of_memory
+from edgevit.network.layers import counted_macs
 from edgevit.network.padding import PictureAreas, picture_areas
 from edgevit.network.plain_detector import PlainDetector, Squash, levels_by_name
 from edgevit.network.weights import first_line
@@ -211,9 +211,7 @@ def rest_macs(pyramid: Pyramid, input_size: Sequence[int]) -> tuple[int, int] | 
     try:
         macs, runs = 0, rest_runs(pyramid, input_size)
         for times, run in runs:
-            with FlopCounterMode(display=False) as counter:
-                run()
-            macs += times * (counter.get_total_flops() // 2)
+            macs += times * counted_macs(pyramid, run)
         return macs, runs[1][0] if len(runs) > 1 else 0  # the second runs for each proposal
     except (AttributeError, TypeError):
         return None

@@ -36,6 +36,12 @@ from edgevit.records.release import CONFIG, NAMES, PREPROCESSING_KEYS
 from edgevit.records.writing import cache_folder, new_folder
 
 _TOLERANCE = 1e-3  # accepted difference of outputs, relative to the largest: kernels of two devices differ by less
+# Modules of torch whose hooks compute weights, and what replaces these by their values, within torch.nn.utils.
+_REMOVERS = {
+    "torch.nn.utils.weight_norm": "remove_weight_norm",
+    "torch.nn.utils.spectral_norm": "remove_spectral_norm",
+    "torch.nn.utils.prune": "prune.remove",
+}
 
 
 def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *, backbone_alone: bool = False) -> Any:
@@ -50,7 +56,7 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
 
     Raises:
         UnsupportedModelError: it has no network of a supported family, or several, or its outputs are not those of the
-            network; or timm cannot make the network; or weights are computed by a parametrisation.
+            network; or timm cannot make the network; or weights are computed by a parametrisation or a hook.
         TypeError: it is a class, not a module.
     """
     if isinstance(base, type) and issubclass(base, nn.Module):
@@ -59,11 +65,7 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
         return base
     if isinstance(base, Model) and base.spec.builder is not None:
         return _cached(base)
-    if computed := [name for name, part in base.named_modules() if is_parametrized(part)]:
-        raise UnsupportedModelError(
-            f"the weights of {', '.join(computed[:3])} are computed by a parametrisation, which no file keeps; "
-            "call torch.nn.utils.parametrize.remove_parametrizations first"
-        )
+    _refuse_computed(base)
     path, inner, family = network_in(base)
     copied = family.interchange.adopted(copy.deepcopy(inner))
     family.check(copied, alone=False)
@@ -111,6 +113,23 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
             f"{config['model_args']}: its outputs differ; give timm's name, and its weights with checkpoint=FILE"
         )
     return folder
+
+
+def _refuse_computed(module: nn.Module) -> None:
+    """Refuse weights that are computed from others when their layer runs, by which the others would stay as they were.
+
+    Raises:
+        UnsupportedModelError: there are some.
+    """
+    for name, part in module.named_modules():
+        of_hooks = [_REMOVERS.get(type(hook).__module__) for hook in part._forward_pre_hooks.values()]
+        how = "a parametrisation" if is_parametrized(part) else "a hook" if any(of_hooks) else None
+        if how is not None:
+            remover = next(filter(None, of_hooks), "parametrize.remove_parametrizations")
+            raise UnsupportedModelError(
+                f"the weights of {name} are computed by {how}, which no file keeps; call torch.nn.utils.{remover} on "
+                f"{name} and on any other such layer first"
+            )
 
 
 def _dense_folder(

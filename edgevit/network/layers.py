@@ -7,7 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, final
 
+import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from edgevit.network.anatomy import Attention, Block, Ffn, Part, Site
 
@@ -157,3 +159,22 @@ def first_input(module: nn.Module, forward: Callable[[], Any]) -> Tensor:
     finally:
         hook.remove()
     return captured[0]
+
+
+@torch.no_grad()
+def counted_macs(module: nn.Module, run: Callable[[], object]) -> int:
+    """Count the MACs of a run of a module, or of parts of it, as torch counts them."""
+    # Fused kernels of nn.MultiheadAttention and nn.TransformerEncoderLayer count as nothing. And torch hooks the
+    # gradient of a parameter that a layer is called on, which fails as there are none.
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with_gradients = [p for p in module.parameters() if p.requires_grad]
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        module.requires_grad_(False)
+        with FlopCounterMode(display=False) as counter:
+            run()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for parameter in with_gradients:
+            parameter.requires_grad_()
+    return int(counter.get_total_flops()) // 2

@@ -329,7 +329,7 @@ class ModelSpec:
         if self.tokens is not None:
             texts["features"] = f"features of {self.tokens.replace(',', ' and ')}"
         if self.depths:
-            texts["features"] += f" after blocks {', '.join(map(str, self.depths))}"
+            texts["features"] += f" after block{'s' * (len(self.depths) > 1)} {', '.join(map(str, self.depths))}"
         return texts.get(kind, f"a map of {kind}")
 
     @property

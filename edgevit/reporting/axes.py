@@ -1,8 +1,8 @@
 """Decide what may share an axis: accuracies of one task and base, and latencies of one place.
 
 A task is a set of classes, images, split and seed. A base is a set of weights with its preprocessing and the output of
-each class; its models are judged against it alone. A place is one machine in one state (`comparable` in
-agent/records.py, or runs of one session) at one batch size, number of streams and use. Each combination has its own
+each class, or its features; its models are judged against it alone. A place is one machine in one state (`comparable`
+in agent/records.py, or runs of one session) at one batch size, number of streams and use. Each combination has its own
 plot.
 """
 
@@ -34,19 +34,23 @@ class BaseIdentity:
     weights_sha256: str
     preprocessing: tuple[tuple[str, str], ...]  # settings in words, as pairs of name and value
     outputs: frozenset[tuple[str, int]]  # pairs of a named class and the index of its output
+    features: str = ""  # its features in words, of which tokens and after which blocks; empty: it puts out others
 
     @classmethod
     def of(cls, document: ModelSpec) -> BaseIdentity:
         settings = tuple(sorted((name, str(value)) for name, value in document.preprocessing.items()))
         outputs = frozenset((c.name, c.base_index) for c in document.classes)
-        return cls(document.timm_name, document.base.weights_sha256, settings, outputs)
+        features = document.output_text if document.output_kind == "features" else ""
+        if features and not document.depths:
+            features += f" after block {len(document.base.blocks)}"
+        return cls(document.timm_name, document.base.weights_sha256, settings, outputs, features)
 
     def is_of(self, theirs: BaseIdentity) -> bool:
         """Whether both are the same base; `theirs` may name fewer classes, or none."""
         names = {name for name, _ in self.outputs} & {name for name, _ in theirs.outputs}
         outputs, of_other = ({pair for pair in base.outputs if pair[0] in names} for base in (self, theirs))
-        return (self.weights_sha256, self.preprocessing, outputs) == (
-            theirs.weights_sha256, theirs.preprocessing, of_other
+        return (self.weights_sha256, self.preprocessing, self.features, outputs) == (
+            theirs.weights_sha256, theirs.preprocessing, theirs.features, of_other
         )  # fmt: skip
 
     @property
@@ -54,7 +58,8 @@ class BaseIdentity:
         outputs = ", ".join(str(index) for _, index in sorted(self.outputs)[:_NAMED])
         more = ", ..." if len(self.outputs) > _NAMED else ""
         settings = [f"{name.replace('_', ' ')} {value}" for name, value in self.preprocessing]
-        return [self.name, *settings, f"outputs {outputs}{more}", f"weights {self.weights_sha256[:_OF_WEIGHTS]}"]
+        weights = f"weights {self.weights_sha256[:_OF_WEIGHTS]}"
+        return [self.name, *settings, *filter(None, [self.features]), f"outputs {outputs}{more}", weights]
 
     def difference(self, bases: Sequence[BaseIdentity]) -> str:
         """Describe how this base differs from others: name, settings, outputs, or the hash of its weights."""

@@ -55,10 +55,11 @@ class ServedModel:
             ExportError: it names no classes, or a name contains the character between two names.
         """
         if not self.export.classes:
-            raise ExportError(
-                f"--{application} serves classes, and {self.folder} names none of its {self.outputs[0].name}; name "
-                "those of a base with `edgevit base --base-classes FILE`; --triton serves any model"
-            )
+            output = self.export.outputs[0].name
+            given = f"gives {output}; "
+            if output == "logits":
+                given = "does not name its own; `edgevit base --base-classes FILE` names those of a base, and "
+            raise ExportError(f"--{application} serves classes, and {self.folder} {given}--triton serves any model")
         for entry in self.export.classes:
             if divider in entry.name or "\n" in entry.name:
                 raise ExportError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from dense_networks import write_depth
 from example_method import EXAMPLE, with_the_example
 from problems import untrained
 from small_base import ARGS, write_cost_table
@@ -23,8 +24,10 @@ from edgevit.derivation.method import find_method
 from edgevit.derivation.methods import method_names
 from edgevit.derivation.methods.heart.choose import Candidates
 from edgevit.derivation.methods.heart.scores import HessianScores
+from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import BudgetError, DataError, OptionError
 from edgevit.network.model import describe
+from edgevit.network.opening import open_network
 
 ALL_OFF: dict[str, Any] = {"drop_blocks": False, "drop_heads": False, "drop_sites": False, "cut_embedding": False}
 RANKED = ("nvit", "snapvit", "taylor", "torch_pruning", "magnitude", "wanda", "random")
@@ -138,6 +141,17 @@ def test_an_embedding_whose_directions_too_few_images_tell_stays(small_vit: Any)
     options = {"cut_embedding": True}
     assert least("nuwa", options, enough) < least("nuwa", options, few) == least("nuwa", {}, few)
     assert least("taylor", {}, few) == least("taylor", {}, enough), "channels are chosen, and no directions looked for"
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_an_embedding_narrowed_before_that_a_head_reads_is_told(tmp_path: Path) -> None:
+    base: Any = open_network(f"{write_depth(tmp_path)}:build")
+    network = base.with_embedding(encoder(flat_basis(64), 16))
+    geometry = network.geometry
+    budget = make_budget(geometry.macs(network.dims), geometry.params(network.dims), rate=0.9)
+    said = str(refused("forge", {}, Target(network, budget, make_policy("fused"), 1000)))
+    assert re.search(OUTSIDE + r" \(it was narrowed before, and .*\); raise the budget, ", said)
+    assert said.endswith(", or derive from the network that this base was made of, whose embedding can be narrowed")
 
 
 def test_tokens_that_may_leave_reach_further(small_vit: Any) -> None:

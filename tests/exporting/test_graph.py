@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 from small_models import random_base, slimmed, with_fewer_tokens
+from torch import nn
 
 from edgevit.errors import ExportError
 from edgevit.exporting.gates import check_graph
@@ -85,6 +86,21 @@ def test_features_of_tokens_are_outputs_with_names(
     if "class" in tokens:
         first = torch.from_numpy(model.session.run(None, {"images": images.numpy()})[0])
         torch.testing.assert_close(first, whole.reshape(3, -1, 64)[:, 0], rtol=1e-4, atol=1e-4)
+
+
+class _Counting(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(1).expand(len(x), 1)
+
+
+def test_code_that_takes_the_number_of_images_as_a_constant_is_refused_for_any_batch(tmp_path: Path) -> None:
+    network, path = random_base(depth=1), tmp_path / "model.onnx"
+    network.module.head_drop = _Counting()
+    asked: dict[str, Any] = {"input_size": (3, 32, 32), "opset": 20, "metadata": {}}
+    with pytest.raises(ExportError, match=r"a file of 2 images alone, as with len\(images\) in a head; give --batch 1"):
+        write_onnx(network, path, batch="dynamic", **asked)
+    write_onnx(network, path, batch=1, **asked)
+    assert OnnxModel(path).batch == 1
 
 
 def test_a_shape_that_is_taken_in_part_is_refused(tmp_path: Path) -> None:

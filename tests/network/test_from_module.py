@@ -12,6 +12,7 @@ import torch
 from small_models import ARGS
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 from edgevit.errors import UnsupportedModelError
@@ -94,9 +95,25 @@ def small() -> nn.Module:
             lambda: nn.Sequential(small(), weight_norm(nn.Linear(10, 2))),
             "the weights of 1 are computed by a parametrisation, .*; call torch.nn.utils.parametrize",
         ),
+        (
+            lambda: nn.Sequential(small(), nn.utils.weight_norm(nn.Linear(10, 2))),
+            "the weights of 1 are computed by a hook, which no file keeps; call torch.nn.utils.remove_weight_norm on",
+        ),
+        (
+            lambda: nn.Sequential(small(), nn.utils.spectral_norm(nn.Linear(10, 2))),
+            "1 are computed by a hook, .*; call torch.nn.utils.remove_spectral_norm on 1",
+        ),
+        (
+            lambda: nn.Sequential(small(), prune.l1_unstructured(nn.Linear(10, 2), "weight", 5)),
+            "1 are computed by a hook, .*; call torch.nn.utils.prune.remove on 1",
+        ),
     ],
-    ids=["own head", "no network", "two networks", "other activation", "weights that are computed"],
-)
+    ids=[
+        "own head", "no network", "two networks", "other activation", "weights that are computed", "weight norm",
+        "spectral norm", "pruned",
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
 def test_a_module_that_cannot_be_a_base_is_refused(module: Any, message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         path_of(module(), "edgevit.derive")

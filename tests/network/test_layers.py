@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from edgevit.network.anatomy import Ffn, Site
-from edgevit.network.layers import BlockLayers, FfnLayer, first_input
+from edgevit.network.layers import BlockLayers, FfnLayer, counted_macs, first_input
 
 
 def layer(*after: nn.Module) -> FfnLayer:
@@ -38,3 +38,28 @@ def test_a_forward_pass_ends_where_the_asked_module_is_called() -> None:
     x = torch.randn(2, 2)
     captured = first_input(second, lambda: third(second(first(x))))
     assert torch.equal(captured, first(x)) and second(captured).shape == (2, 4)
+
+
+class Asked(nn.Module):
+    """Attention of queries that it has as a parameter, behind a layer that is called on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.first = nn.Parameter(torch.randn(1, 5, 8)), nn.Linear(8, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.first.requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(tokens)
+        found = self.attention(found, found, found)[0]
+        return self.first(self.queries) @ found.mT
+
+
+def test_macs_are_counted_of_fused_attention_and_of_layers_called_on_parameters() -> None:
+    module, tokens = Asked().eval(), torch.randn(1, 6, 8)
+    attention = 4 * 6 * 8 * 8 + 2 * 6 * 6 * 8
+    expected = attention + 2 * 6 * 8 * 16 + attention + 5 * 8 * 8 + 5 * 6 * 8
+    assert counted_macs(module, lambda: module(tokens)) == expected
+    assert module.queries.requires_grad and not module.first.weight.requires_grad
+    assert torch.backends.mha.get_fastpath_enabled()

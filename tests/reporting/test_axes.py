@@ -75,3 +75,13 @@ def test_bases_are_told_apart_by_name_and_settings_and_by_their_weights_where_th
     assert small.difference([small]) == ""
     unnamed = BaseIdentity.of(some_spec(classes=()))
     assert unnamed.is_of(small) and not unnamed.is_of(trained) and not cropped.is_of(small)
+
+
+def test_features_of_other_tokens_or_blocks_are_of_another_base() -> None:
+    spec = some_spec(classes=(), output="features")
+    earlier = replace(spec, base=replace(spec.base, blocks=spec.base.blocks[:1]))
+    bases = [BaseIdentity.of(one) for one in (spec, earlier, replace(spec, tokens="class", depths=(1,)))]
+    assert not any(one.is_of(other) for one in bases for other in bases if one is not other)
+    assert [base.difference(bases) for base in bases] == [
+        "features after block 2", "features after block 1", "features of class after block 1",
+    ]  # fmt: skip

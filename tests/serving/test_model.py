@@ -57,5 +57,8 @@ def test_classes_that_a_file_of_names_cannot_hold_are_refused(served_folder: Pat
     odd = replace(served, export=replace(served.export, classes=(OutputClass("cat;dog", 0),)))
     with pytest.raises(ExportError, match="'cat;dog' contains ';'"):
         odd.check_classes("deepstream", ";")
-    with pytest.raises(ExportError, match="names none of its features"):
+    nameless = replace(served, export=replace(served.export, classes=()))
+    with pytest.raises(ExportError, match="does not name its own; `edgevit base --base-classes FILE` names those"):
+        nameless.check_classes("deepstream", ";")
+    with pytest.raises(ExportError, match=r"serves classes, and .* gives features; --triton serves"):
         find_served(headless_folder, "fp32").check_classes("cpp", "\n")

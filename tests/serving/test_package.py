@@ -35,7 +35,7 @@ def test_a_package_says_what_it_was_made_of_and_is_not_overwritten(served_folder
 
 def test_a_package_that_cannot_be_made_leaves_nothing(headless_folder: Path, tmp_path: Path) -> None:
     for application in ("deepstream", "python", "cpp"):
-        with pytest.raises(ExportError, match="names none of its features"):
+        with pytest.raises(ExportError, match=r"serves classes, and .* gives features; --triton serves"):
             edgevit.package(headless_folder, precision="fp32", out=tmp_path / "o", **{application: True})
     assert list(tmp_path.iterdir()) == []
 

@@ -28,7 +28,7 @@ from edgevit.derivation.cache import Cache
 from edgevit.derivation.estimate import image_seconds
 from edgevit.derivation.request import BaseRequest, Request
 from edgevit.errors import DataError, OptionError
-from edgevit.network.classifier import pooled_place, read_tokens, with_last_blocks
+from edgevit.network.classifier import depths_in, pooled_place, read_tokens, with_last_blocks
 from edgevit.network.copies import bare_copy
 from edgevit.network.model import Headless, Model, tensors_sha256
 from edgevit.network.network import Network
@@ -116,9 +116,11 @@ def with_fitted_head(
         most_blocks: how many last blocks a head of a ViT may read, which is compared with one of the last alone.
 
     Raises:
+        OptionError: several blocks are asked for, and the base has a head already or can have none of them.
         DataError: a class has too few images, or the features are not finite.
     """
     if isinstance(base, Model):
+        _check_read(base, most_blocks, "a head is fitted to a base without one, and this has one; give --new-head")
         return base, None
     images = _images_per_class(task)
     seconds = (len(task.train) + len(task.validation)) * sum(image_seconds(base.network, task.train, passes.compute))
@@ -138,6 +140,9 @@ def with_fitted_head(
     if pooled is not None:
         blocks = min(most_blocks, len(base.network.dims))
         key["reads"] = ["pooled", _BOTH, *[blocks] * (blocks > 1)]
+    else:
+        able = "a ViT whose head has not been replaced before"
+        _check_read(base.network, most_blocks, f"a head of several blocks is fitted to {able}; give such a base")
     fitted = cache.tensors("head", key, lambda: _fit(base, task, replace(passes, shared=False), pooled, blocks))
     ridge, temperature, accuracy, *compared = fitted["facts"].tolist()
     reads = None
@@ -149,6 +154,12 @@ def with_fitted_head(
     head = FittedHead(ridge, temperature, accuracy, len(task.validation), images, reads)
     passes.progress.note(head.format())
     return base.with_head(fitted["weight"], fitted["bias"]), head
+
+
+def _check_read(network: Network, most_blocks: int, reason: str) -> None:
+    """Refuse to leave a head as it is that reads another number of blocks than was asked for."""
+    if most_blocks > 1 and len(depths_in(network)) != min(most_blocks, len(network.dims)):
+        raise OptionError(f"--head-blocks {most_blocks}: {reason}, or leave it out")
 
 
 def _images_per_class(task: Task) -> dict[str, int]:

@@ -12,11 +12,13 @@ from dense_networks import derive_map, write_frames
 from detectors import write_detectors
 from narrow_heads import write_heads
 from recorded_progress import RecordedProgress
+from small_base import assert_same_weights, press_ctrl_c_in_step
 
 import edgevit
 from benchmarks import scenes
 from edgevit.derivation.session import derive as session
 from edgevit.derivation.session import head
+from edgevit.errors import Interrupted
 from edgevit.network.dense import channels_read
 from edgevit.train.settings import Training
 
@@ -61,6 +63,20 @@ def test_a_head_that_is_cut_reads_the_embedding_too(file: Path, frames: Path, tm
     assert again.model.spec.narrow_readers == spec.narrow_readers
     assert edgevit.load(again.folder).spec == again.model.spec
     assert edgevit.export(again.folder, fp16=False).parity["fp32"].error < 1e-4
+
+
+@pytest.mark.slow
+def test_it_is_resumed_after_an_interruption(
+    file: Path, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training(device="cpu", steps=4, batch_size=8, evaluations=1)
+    whole = derive(f"{file}:Transposed", frames, tmp_path / "whole", training=training)
+    press_ctrl_c_in_step(2, monkeypatch)
+    with pytest.raises(Interrupted):
+        derive(f"{file}:Transposed", frames, tmp_path / "resumed", training=training)
+    resumed = derive(f"{file}:Transposed", frames, tmp_path / "resumed", training=training, resume=True)
+    assert whole.model.spec.narrow_readers and resumed.model.spec == whole.model.spec
+    assert_same_weights(resumed.model.state_dict(), whole.model.state_dict())
 
 
 def test_outputs_that_would_change_are_kept_and_told(

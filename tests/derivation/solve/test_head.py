@@ -154,6 +154,15 @@ def test_a_head_reads_several_blocks_where_that_is_clearly_better_and_so_does_wh
         edgevit.derive(tmp_path / "small", out=tmp_path / "m", data="digits", rate=0.3, method="heart")
 
 
+def test_several_blocks_are_not_asked_for_in_vain(headless: Path, tmp_path: Path) -> None:
+    asked = given(write_checkpoint(tmp_path), classes="3,5,8", rate=0.5, out=tmp_path / "m", head_blocks=4)
+    with pytest.raises(OptionError, match=r"^--head-blocks 4: a head is fitted .* this has one; give --new-head, or"):
+        edgevit.derive(NAME, **asked)
+    edgevit.base(NAME, out=tmp_path / "base", **given(headless, classes=["3", "5", "8"]))
+    with pytest.raises(OptionError, match=r"^--head-blocks 4: .* whose head has not been replaced before; give such a"):
+        edgevit.base(tmp_path / "base", out=tmp_path / "n", new_head=True, data="digits", head_blocks=4)
+
+
 def test_a_head_of_several_blocks_must_gain_more_than_a_standard_error() -> None:
     random, labels = torch.Generator().manual_seed(0), torch.arange(300) % 3
     told = torch.nn.functional.one_hot(labels).double()
