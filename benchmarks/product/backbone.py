@@ -18,10 +18,11 @@ import shutil
 import statistics
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache as cached
 from math import sqrt
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -49,13 +50,15 @@ FILE = RECORDS / "backbone.json"
 Judged = dict[str, list[dict[str, float]]]  # by task, fold by fold: the share of right answers of each probe
 
 
-def judged(model: str | Path, cache: Path, device: str, **options: Any) -> Judged:
-    """The shares of right answers of each probe, by task, fold by fold."""
+def judged(
+    model: str | Path, cache: Path, device: str, folds: Mapping[str, int] = MappingProxyType(FOLDS), **options: Any
+) -> Judged:
+    """The shares of right answers of each probe, by task, fold by fold, for as many `folds` of each task."""
     from edgevit.exporting.evaluate import evaluate_files
     from edgevit.exporting.request import JudgeRequest
 
     rows: Judged = {}
-    for task, count in FOLDS.items():
+    for task, count in folds.items():
         rows[task] = []
         for fold in range(count):
             data = real.ensure_fold(fold, cache, task)

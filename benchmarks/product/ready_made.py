@@ -5,7 +5,7 @@
 
 The CNN is EfficientNet-Lite0, which learnt ImageNet (Apache-2.0), out of two packages of the Python index. It takes the
 way of a user: exported by torch, imported by `edgevit export`, judged by `edgevit evaluate --probe`. Pictures and
-probes are those of `benchmarks.product.backbone`.
+probes are those of `benchmarks.product.backbone`, and solar cells (`benchmarks.product.solar_cells`).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ PREPROCESSING: dict[str, Any] = {
 }  # fmt: skip
 SIZES = (112, 224)
 DERIVED = ("0.5-200", "0.8-200")  # forge's models of `backbone` that are timed: rate and steps
+CELLS = {"cells": 2}  # folds of the task that ImageNet does not hold
 FILE = RECORDS / "ready_made.json"
 TITLES = {
     "dinov2": "DINOv2 ViT-S/14, 112 px",
@@ -92,21 +93,27 @@ def ensure(size: int, cache: Path) -> Path:
 
 
 def rows(cache: Path, device: str) -> dict[str, Any]:
-    """The record with MACs and probes of every network but forge's, which `backbone` has."""
+    """The record with MACs and probes of every network; those of forge's that `backbone` has are left out."""
     import edgevit
 
     record = real.load(FILE)
-    if "dinov2" not in record["rows"]:
-        with tempfile.TemporaryDirectory() as scratch:
-            out = Path(scratch) / "base"
-            base = edgevit.base(real.TIMM_NAME, output="features", out=out, **real.opening(real.SIZE, cache))
+    cells = record.setdefault("cells", {})
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "base"
+        base = edgevit.base(real.TIMM_NAME, output="features", out=out, **real.opening(real.SIZE, cache))
         record["rows"]["dinov2"] = {"macs": base.spec.macs, "tasks": real.load(backbone.FILE)["base"]}
-    for size in SIZES:
-        if (key := f"{NAME} {size}") not in record["rows"]:
+        models = {"dinov2": out}
+        models |= {f"forge {which.replace('-', ' ')}": cache / f"backbone-forge-{which}" for which in DERIVED}
+        for size in SIZES:
             folder = ensure(size, cache)
-            macs = int((folder / "macs.txt").read_text())
-            record["rows"][key] = {"macs": macs, "tasks": backbone.judged(folder / "model", cache, device)}
-            real.store(FILE, record)
+            models[key := f"{NAME} {size}"] = folder / "model"
+            if key not in record["rows"]:
+                macs = int((folder / "macs.txt").read_text())
+                record["rows"][key] = {"macs": macs, "tasks": backbone.judged(models[key], cache, device)}
+        for key, model in models.items():
+            if key not in cells:
+                cells |= {key: backbone.judged(model, cache, device, CELLS)["cells"]}
+                real.store(FILE, record)
     return record
 
 
@@ -144,19 +151,22 @@ def section() -> str:
     record, of_backbone = real.load(FILE), real.load(backbone.FILE)
     if "dinov2" not in record["rows"]:
         return ""
-    networks = {key: (row["macs"], row["tasks"]) for key, row in record["rows"].items()}
+    networks = {key: (row["macs"], dict(row["tasks"])) for key, row in record["rows"].items()}
     for key in TITLES.keys() & of_backbone["rows"].keys():
         row = of_backbone["rows"][key]
-        networks[key] = round(networks["dinov2"][0] * (1 - row["rate"])), row["tasks"]
+        networks[key] = round(networks["dinov2"][0] * (1 - row["rate"])), dict(row["tasks"])
+    for key, folds in record["cells"].items():
+        networks[key][1]["cells"] = folds
     times = {row["key"]: row for row in record.get("timing", ())}
     lines = []
     for key, title in TITLES.items():
         if key in networks:
             macs, tasks = networks[key]
-            cells = (f"{_percent(tasks[task], probe)}" for task in backbone.FOLDS for probe in backbone.PROBES)
+            cells = (f"{_percent(tasks[task], probe)}" for task in tasks for probe in backbone.PROBES)
             time = times.get(key)
             share = "{:.2f} ({:.2f} to {:.2f})".format(time["ratio"], *time["interval"]) if time else ""
             lines.append([title, f"{macs / 1e9:.2f} G", *cells, "1" if key == "dinov2" else share])
+    columns = [f"{task}, {name}" for task in (*backbone.FOLDS, *CELLS) for name in ("k-NN", "linear")]
     cpu = f" of {next(iter(times.values()))['cpu']}" if times else ""
     return screen(
         "Would a ready-made network do?",
@@ -166,8 +176,7 @@ def section() -> str:
         f"one thread{cpu}, in turns. Where a ready-made network knows what a task asks, as here, it is the better "
         "choice: try it first (`edgevit sweep ... --beside FILE.onnx`). A derived one pays where only the large "
         "network has learnt it.",
-        [table(["network", "MACs", *(f"{task}, {name}" for task in backbone.FOLDS for name in ("k-NN", "linear")),
-                "time"], lines)],
+        [table(["network", "MACs", *columns, "time"], lines)],
         "python -m benchmarks.product.ready_made",
         "a GPU, where depthwise convolutions gain less from few MACs; DINOv2 at 224 px; tasks unlike ImageNet.",
     )  # fmt: skip
