@@ -26,9 +26,11 @@ def test_records_become_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "efficientnet-lite0 112": {"macs": 100_000_000, "tasks": TASKS},
     }
     time = {"key": "efficientnet-lite0 112", "ratio": 0.12, "interval": [0.11, 0.13], "base_ms": 20.0, "cpu": "Xeon"}
-    (tmp_path / "ready_made.json").write_text(json.dumps({"rows": rows, "timing": [time]}))
+    of_cells = [{"knn": 0.75, "linear": 0.5, "images": 10}]
+    record = {"rows": rows, "timing": [time], "cells": dict.fromkeys([*rows, "forge 0.8 200"], of_cells)}
+    (tmp_path / "ready_made.json").write_text(json.dumps(record))
     shown = " ".join(ready_made.section().split())
-    cells = "65.0 | 75.0 | 90.0 | 100.0"
+    cells = "65.0 | 75.0 | 90.0 | 100.0 | 75.0 | 50.0"
     assert f"| DINOv2 ViT-S/14, 112 px | 1.50 G | {cells} | 1 |" in shown
     assert f"| forge, 0.8 of its MACs gone, 112 px | 0.30 G | {cells} | |" in shown
     assert f"| EfficientNet-Lite0, 112 px | 0.10 G | {cells} | 0.12 (0.11 to 0.13) |" in shown
