@@ -121,8 +121,7 @@ def section() -> str:
         f"the base restricted to a sub-task: {', '.join(bases)}.",
         [table(["", *(f"{rate:g}" for rate in RATES), "rows"], lines)],
         "python -m benchmarks.product.swin",
-        "cells without a number, which were not run; a Swin on photographs. "
-        + commits_text(rows),
+        "cells without a number, which were not run; a Swin on photographs. " + commits_text(rows),
     )
 
 
