@@ -169,8 +169,8 @@ def comparison_lines(record: DerivationRecord) -> Iterator[str]:
     if test and test.derived is not None:
         loss = loss_of(RightCount.of(test.derived), RightCount.of(test.base_restricted))
         verdict = "may be chance" if loss.may_be_chance else "is more than chance"
-        judged = f"; what it loses {verdict}" if loss.lost else ""
-        yield f"against the restricted base, {loss.text('test')}{judged}"
+        ending = "" if loss.lost == 0 else f"; what it loses {verdict}"  # None: not compared by pairs
+        yield f"against the restricted base, {loss.text('test')}{ending}"
     base = record.accuracy.base_restricted
     if base is not None and (validation := record.validation) is not None:
         judged = RightCount(validation.base_restricted, validation.images)
