@@ -16,10 +16,13 @@ import torch
 from captured import read_power
 from family_examples import images, slimmed
 from places import ROOT
+from small_models import write_derived
 
+import edgevit
 from edgevit.agent import meters, power, runners
 from edgevit.agent.measure import MeasurementRequest, measure
 from edgevit.board.profiles import load_profile, profile_names
+from edgevit.data.sources import open_source
 from edgevit.derivation.methods import method_names
 from edgevit.derivation.options import describe
 from edgevit.derivation.solve.embedding import encoder
@@ -114,6 +117,26 @@ def test_a_profile_begins_with_the_json_of_another(edgevit_main: Any, tmp_path: 
     (tmp_path / "my-carrier.json").write_text(json.dumps({**shipped, "name": "my-carrier", "budgets": ["p99<8ms"]}))
     profile = load_profile(str(tmp_path / "my-carrier.json"))
     assert profile.name == "my-carrier" and profile.rails == load_profile("orin-nx-16gb").rails
+
+
+def test_the_tutorial_finds_the_images_of_a_rare_class_by_another_threshold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_derived(tmp_path / "runs/t1", 16, 16)  # of three digits, and untrained
+    digits = open_source("digits")
+    for name in ("3", "8"):
+        (tmp_path / "more" / name).mkdir(parents=True)
+        for reference in digits.references("test", name)[:4]:
+            digits.read(reference).save(tmp_path / "more" / name / f"{reference}.png")
+    (block,) = re.findall(r"^```python\n(.*?)^```$", (DOCS / "tutorial.md").read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(block.replace('"defective"', '"3"'), {})
+    missed, *counts = capsys.readouterr().out.splitlines()
+    files = sorted((tmp_path / "more/3").iterdir())
+    seen = edgevit.load(tmp_path / "runs/t1").predict(files)
+    assert missed.count(".png") == sum(p.name != "3" for p in seen)
+    found = [sum(p.probabilities["3"] >= threshold for p in seen) for threshold in (0.5, 0.3, 0.2)]
+    assert [int(line.split()[2]) for line in counts] == found
 
 
 @pytest.mark.parametrize("line", COMMANDS)

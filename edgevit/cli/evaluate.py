@@ -111,7 +111,11 @@ def _classes_table(result: Evaluation) -> Table:
     rows = {f"choosing among the {len(result.per_class)}": result.top1}
     if result.outputs > len(result.per_class):
         rows[f"choosing among all {result.outputs}"] = result.top1_full
-    overall = (share_text(share, result.images) for share in rows.values() if share is not None)
+    overall = [share_text(share, result.images) for share in rows.values() if share is not None]
+    if len(set(result.images_per_class.values())) > 1:  # top-1 is then mostly that of the frequent classes
+        measured = [accuracy for accuracy in result.per_class.values() if accuracy is not None]
+        rows["mean of the classes"] = sum(measured) / len(measured)
+        overall.append(f"{100 * sum(measured) / len(measured):.2f} %")
     table = Table(title=_title(result), title_justify="left", show_footer=True)
     table.add_column("class", footer="\n".join(rows))
     table.add_column("images", justify="right", footer="\n".join([str(result.images)] * len(rows)))

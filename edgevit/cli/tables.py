@@ -80,9 +80,13 @@ def sizes_lines(spec: ModelSpec) -> Iterator[str]:
 
 def outcome(spec: ModelSpec, record: DerivationRecord) -> Iterator[Table | str]:
     """The accuracy of a derived model, and how its budget was met, as far as they were measured."""
+    from edgevit.data.shares import constant_text
+
     if measured := record.accuracy.derived:
         yield _accuracy_table(spec, record.accuracy)
         yield classes_line(record.accuracy)
+        if measured.images_per_class and (constant := constant_text(measured.images_per_class, measured.top1)):
+            yield constant
         yield from comparison_lines(record)
         if spec.rejection is not None and measured.rejection is not None:
             yield _rejection_table(spec.rejection, measured.rejection)
@@ -123,7 +127,8 @@ def _rejection_table(rule: Rejection, rejected: Mapping[str, RejectedRecord]) ->
     """The images called `other`, on the calibration part and on the test part."""
     from rich.table import Table
 
-    title = f"called other: {rule.score} below {rule.threshold:.4g}, for {rule.share:.1%} of the target classes' images"
+    share = f"{rule.share:.1%} or less of the target classes' images"
+    title = f"called other: {rule.score} below {rule.threshold:.4g}, for {share}"
     table = Table("part", "target classes", "called other", "other classes", "called other", title=title)
     table.title_justify = "left"
     for column in table.columns[1:]:
@@ -141,9 +146,12 @@ def _measured_classes(accuracy: AccuracyRecord) -> dict[str, float]:
 
 
 def classes_line(accuracy: Accuracies) -> str:
-    """The classes with the largest losses against the restricted base, in percentage points."""
+    """The accuracy of each class, or of many those with the largest losses against the restricted base, in points."""
     assert accuracy.base_restricted is not None and accuracy.derived is not None
     before, after = _measured_classes(accuracy.base_restricted), _measured_classes(accuracy.derived)
+    if len(after) <= _WORST:
+        each = (f"{name} {100 * top1:.1f} % ({100 * before[name]:.1f} %)" for name, top1 in after.items())
+        return f"top-1 by class, and in brackets of the restricted base: {', '.join(each)}"
     change = {name: 100 * (after[name] - before[name]) for name in after}
     lost = sorted((points, name) for name, points in change.items() if points < 0)
     if not lost:
@@ -161,7 +169,8 @@ def comparison_lines(record: DerivationRecord) -> Iterator[str]:
     if test and test.derived is not None:
         loss = loss_of(RightCount.of(test.derived), RightCount.of(test.base_restricted))
         verdict = "may be chance" if loss.may_be_chance else "is more than chance"
-        yield f"against the restricted base, {loss.text('test')}; what it loses {verdict}"
+        ending = "" if loss.lost == 0 else f"; what it loses {verdict}"  # None: not compared by pairs
+        yield f"against the restricted base, {loss.text('test')}{ending}"
     base = record.accuracy.base_restricted
     if base is not None and (validation := record.validation) is not None:
         judged = RightCount(validation.base_restricted, validation.images)

@@ -172,8 +172,11 @@ class Sureness:
         )
 
     def text(self) -> str:
+        right = f"right on {self.full / self.images:.1%} of {self.images} {self.part} images"
+        if self.outputs == self.classes:
+            return f"{right}, where chance is {1 / self.classes:.1%}"
         return (
-            f"right on {self.full / self.images:.1%} of {self.images} {self.part} images among all "
+            f"{right} among all "
             f"{self.outputs} outputs and on {self.restricted / self.images:.1%} among the {self.classes} classes, "
             f"where chance is {1 / self.outputs:.1%} and {1 / self.classes:.1%}"
         )

@@ -113,10 +113,18 @@ class Splitting:
             )
         return chosen
 
-    def _groups(self, name: str, images: Sequence[Reference]) -> dict[str, list[Reference]]:
-        """Sort the images of a class into groups."""
+    def groups_in(self, part: Part, names: Sequence[str]) -> set[str]:
+        """The groups that a part of the data has of these classes; the rule splits no part that the data brings.
+
+        Raises:
+            DataError: the rule does not fit a name.
+        """
+        return {group for name in names for group in self._groups(name, self.source.references(part, name), part)}
+
+    def _groups(self, name: str, images: Sequence[Reference], part: Part = "train") -> dict[str, list[Reference]]:
+        """Sort the images that a part has of a class into groups."""
         assert isinstance(self.source, Images) and self.group_by is not None
-        root, groups = str(self.source.parts["train"][name]), dict[str, list[Reference]]()
+        root, groups = str(self.source.parts[part][name]), dict[str, list[Reference]]()
         for image in images:
             below = os.path.relpath(str(image), root)
             if self.group_by == _FOLDER:

@@ -606,6 +606,8 @@ def _gathered(
         parts = [{k: [r for r in v if r not in bad] for k, v in part.items()} for part in parts]
         if splitting.group_by is None:
             warn_of_recordings(parts, [part for part in splitting.missing if part in checked], progress)
+        else:
+            _warn_of_groups(splitting, class_names, checked, progress)
     splits: dict[Part, Split] = {}
     for name in PARTS:
         if bare := [of_class for of_class, part in zip(class_names, parts, strict=True) if not part[name]]:
@@ -635,6 +637,21 @@ def _gathered(
         targets, splits["train"], splits["validation"], splits["test"], arguments, len(skipped), checked,
         _copies(splits, checked, progress), more,
     )  # fmt: skip
+
+
+def _warn_of_groups(splitting: Splitting, names: Sequence[str], checked: Sequence[Part], progress: Progress) -> None:
+    """Warn of groups that the data itself has on both sides, where --group-by cannot keep them together."""
+    for part in checked:
+        if part == "train" or part not in splitting.source.parts:
+            continue
+        groups = splitting.groups_in(part, names)
+        if both := sorted(groups & splitting.groups_in("train", names)):
+            progress.warn(
+                f"{len(both)} of {len(groups)} groups of the {part} part are in the training part, too, such as "
+                f"{both[0]}: the data brings both parts, and --group-by {splitting.group_by} moves no image between "
+                "them, so accuracy is too high; move each group to one part, or all images to one folder of class "
+                "folders"
+            )
 
 
 def _copies(splits: Mapping[Part, Split], checked: Sequence[Part], progress: Progress) -> dict[Part, int]:

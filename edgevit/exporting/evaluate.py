@@ -17,6 +17,7 @@ from torch import Tensor
 from edgevit.data.assumptions import CHECK, Sureness, assumptions
 from edgevit.data.loading import workers_for
 from edgevit.data.rejection import count_rejected, foreign_images
+from edgevit.data.shares import constant_text
 from edgevit.data.sources.coco import CocoImages
 from edgevit.data.splitting import PARTS
 from edgevit.data.task import Split
@@ -429,6 +430,9 @@ def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: 
     )
     if sureness.near_chance:
         progress.warn(f"{model} is {sureness.text()}; {CHECK}")
+    images_per_class = dict(zip(accuracy.class_names, accuracy.total, strict=True))
+    if (constant := constant_text(images_per_class, accuracy.top1)) is not None:
+        progress.warn(constant)
     return _evaluation(
         candidate,
         judging,
@@ -438,6 +442,6 @@ def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: 
         top1_full=accuracy.top1_full,
         outputs=candidate.subject.outputs,
         per_class=accuracy.per_class(),
-        images_per_class=dict(zip(accuracy.class_names, accuracy.total, strict=True)),
+        images_per_class=images_per_class,
         rejected=_rejected(candidate.subject, judging, target_logits),
     )

@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from model_folders import derivation_of
+from model_folders import derivation_of, some_spec
 
-from edgevit.cli.tables import classes_line, comparison_lines, met_lines, met_table
+from edgevit.cli.tables import classes_line, comparison_lines, met_lines, met_table, outcome
 from edgevit.data.shares import share_text
 from edgevit.records.answers import PartAnswers, RightImages
 from edgevit.records.derivation import (
@@ -39,11 +39,24 @@ def test_no_more_than_five_classes_are_named() -> None:
 
 
 def test_no_loss_is_said() -> None:
-    told = classes_line(accuracies({"a": 0.5, "b": 0.5}, {"a": 0.5, "b": 0.75}))
-    assert told == "none of the 2 classes is classified worse than by the base restricted to them"
+    told = classes_line(accuracies({n: 0.5 for n in "abcdef"}, {**{n: 0.5 for n in "abcdef"}, "b": 0.75}))
+    assert told == "none of the 6 classes is classified worse than by the base restricted to them"
 
 
-@pytest.mark.parametrize(("lost", "verdict"), [(5, "may be chance"), (6, "is more than chance")])
+def test_each_of_few_classes_is_told() -> None:
+    told = classes_line(accuracies({"defective": 0.5, "functional": 1.0}, {"defective": 0.25, "functional": 1.0}))
+    assert told.endswith("restricted base: defective 25.0 % (50.0 %), functional 100.0 % (100.0 %)")
+
+
+def test_a_top1_that_one_answer_may_reach_is_told_with_the_accuracy() -> None:
+    measured = AccuracyRecord(0.7, 100, {"a": 0.0, "b": 1.0}, images_per_class={"a": 30, "b": 70})
+    record = replace(derivation_of(None), accuracy=Accuracies(measured, measured, None, measured))
+    assert any("70 of 100 images are of the class b" in str(shown) for shown in outcome(some_spec(), record))
+
+
+@pytest.mark.parametrize(
+    ("lost", "verdict"), [(0, ""), (5, "; what it loses may be chance"), (6, "; what it loses is more than chance")]
+)
 def test_a_model_is_compared_with_the_restricted_base_by_pairs(lost: int, verdict: str) -> None:
     base, model = (RightImages.of(i >= n for i in range(200)) for n in (0, lost))
     record = replace(
@@ -55,7 +68,7 @@ def test_a_model_is_compared_with_the_restricted_base_by_pairs(lost: int, verdic
     assert line.startswith(
         f"against the restricted base, on 200 test images it loses {lost} right answers of the base "
     )
-    assert line.endswith(f"cannot be excluded; what it loses {verdict}")
+    assert line.endswith(f"cannot be excluded{verdict}")
 
 
 def test_a_base_that_was_probably_trained_on_the_validation_images_is_named() -> None:

@@ -246,6 +246,19 @@ def test_other_images_of_the_same_names_and_sizes_are_others(tmp_path: Path) -> 
     reopen(replace(record, contents={}), PREPROCESSING)  # an older edgevit knew names and sizes alone
 
 
+def test_groups_that_the_data_has_in_two_parts_are_told_of(both: Path) -> None:
+    told = RecordedProgress()
+    task_of(both, "cat,dog", 3, progress=told, group_by=r"^\d")  # 0.png of train/cat and of val/cat are one group
+    (warning,) = [text for text in told.warnings if "groups" in text]
+    assert " groups of the test part are in the training part, too, such as 0: " in warning
+    for part, prefix in (("train", "a"), ("val", "b")):
+        for file in (both / part).glob("*/*.png"):
+            file.rename(file.with_name(f"{prefix}{file.name}"))
+    apart = RecordedProgress()
+    task_of(both, "cat,dog", 3, progress=apart, group_by=r"^.\d")
+    assert not [text for text in apart.warnings if "groups" in text]
+
+
 def test_test_images_that_are_training_images_are_counted(both: Path) -> None:
     for i in range(2):
         shutil.copy(both / "train" / "cat" / f"{i}.png", both / "val" / "cat" / f"{i}.png")

@@ -116,6 +116,7 @@ def _trained(model: Model, request: BaseRequest, progress: Progress) -> tuple[Mo
         with resumable(folder, is_main=problem.compute.is_main):
             start, record = start_from("better", problem, is_trained=True)
     assert record is not None, "it trained"
+    progress.note(record.format_base())
     network = start.network.cpu().eval()
     return Model(network, derived_spec(opened.base.spec, network, "subset", opened.task.classes)), record.format_base()
 

@@ -15,11 +15,11 @@ import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
-from edgevit.data.assumptions import CHECK, Sureness, shown
+from edgevit.data.assumptions import CHECK, Assumptions, Sureness, shown
 from edgevit.data.decoded import Decoded
 from edgevit.data.neighbours import preprocessing_hint
 from edgevit.data.task import Split, Task
-from edgevit.derivation.request import BaseRequest, Request
+from edgevit.derivation.request import BaseRequest, Deriving, Request
 from edgevit.derivation.session.opening import Opened
 from edgevit.errors import DataError
 from edgevit.network.network import Network
@@ -33,6 +33,14 @@ IMAGES = 300  # most validation images that are checked: a difference of 4 point
 _NORMALISATIONS = ((IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), ((0.5,) * 3, (0.5,) * 3), ((0.0,) * 3, (1.0,) * 3))
 _LEAST_IMAGES = 5  # fewest images of a class from which the output that answers for it can be told
 _AGREEING = 3  # fewest images of a class if one output answers all of them
+_UNTAUGHT = (
+    "its head was fitted to these images, so the order of its outputs is right, and its features do not tell the "
+    "classes apart before they are trained"
+)
+_TRAIN_FIRST = (
+    "train it with edgevit base --steps 100 --batch-size 32 --lr 1e-5, or with edgevit derive --derive-from better "
+    "--base-steps 100 and the same"
+)
 _ACCEPT_WEAK, _ACCEPT_PREPROCESSING = "--accept-weak-base", "--accept-preprocessing"
 
 
@@ -194,11 +202,11 @@ def _answers(base: Network, split: Split, passes: Passes) -> Tensor:
 
 def judge_base(
     answers: Answers, sureness: Sureness, task: Task, progress: Progress, request: Request | BaseRequest, *,
-    order_assumed: bool,
+    assumed: Assumptions,
 ) -> BaseCheckRecord:  # fmt: skip
     """Refuse a base near chance, in an order that several classes contradict, or better with other preprocessing.
 
-    `request` may accept each of them.
+    `request` may accept each of them. A base whose head was fitted here may be near chance where the request trains it.
 
     Raises:
         DataError: the base is refused; the message names the option that accepts it.
@@ -206,18 +214,22 @@ def judge_base(
     near = sureness.near_chance
     record = answers.record(near_chance=near)
     hint = preprocessing_hint(record, len(task.classes))
-    exchanged = answers.exchanged(task, order_assumed=order_assumed, near_chance=near)
+    fitted = assumed.classes_from == "fitted head"
+    exchanged = answers.exchanged(task, order_assumed=assumed.order_assumed, near_chance=near)
     order = ", and ".join(exchanged[:2])
     # One class may be taken for another by a base that knows it badly; an order that was guessed and contradicts
     # several is a wrong guess, and every name in the model would be.
-    is_misread = order_assumed and len(exchanged) > 1
+    is_misread = assumed.order_assumed and len(exchanged) > 1
     doubts = [hint] if hint else []
-    if near:
+    trains = fitted and _trains_base(request)
+    if near and fitted:
+        doubts = [f"the base is {sureness.text()}", _UNTAUGHT, *([] if trains else [_TRAIN_FIRST])]
+    elif near:
         doubts = [f"the base is {sureness.text()}", *doubts, *([order] if order else []), CHECK]
     elif order:
         doubts.append(f"{order}; check the order of the base's outputs, and give it with --base-classes FILE")
     due = {
-        _ACCEPT_WEAK: (near or is_misread) and not request.accept_weak_base,
+        _ACCEPT_WEAK: (near or is_misread) and not (request.accept_weak_base or trains),
         _ACCEPT_PREPROCESSING: hint is not None and not request.accept_preprocessing,
     }
     if refused := [option for option, is_due in due.items() if is_due]:
@@ -225,6 +237,13 @@ def judge_base(
     if doubts:
         progress.warn("; ".join(doubts))
     return record
+
+
+def _trains_base(request: Request | BaseRequest) -> bool:
+    """Whether a request trains the base on the classes before anything is made of it."""
+    if isinstance(request, BaseRequest):
+        return bool(request.training.steps)
+    return isinstance(request, Deriving) and request.derive_from != "base"
 
 
 def check_opened(opened: Opened, request: Request | BaseRequest, progress: Progress) -> BaseCheckRecord:
@@ -235,6 +254,4 @@ def check_opened(opened: Opened, request: Request | BaseRequest, progress: Progr
     """
     task, answers = opened.task, ask(opened)
     assert opened.assumed is not None, "there are images"
-    return judge_base(
-        answers, answers.sureness(task), task, progress, request, order_assumed=opened.assumed.order_assumed
-    )
+    return judge_base(answers, answers.sureness(task), task, progress, request, assumed=opened.assumed)

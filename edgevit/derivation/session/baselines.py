@@ -130,7 +130,7 @@ def _check_base(baselines: Baselines, resolved: ResolvedDerivation, problem: Pro
     assert resolved.opened.assumed is not None, "there are images"
     return judge_base(
         answers, sureness, task, problem.progress, resolved.request,
-        order_assumed=resolved.opened.assumed.order_assumed,
+        assumed=resolved.opened.assumed,
     )  # fmt: skip
 
 

@@ -269,6 +269,8 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
         start, start_record = start_from(
             request.derive_from, problem, is_trained=is_trained, head_fitted=opened.fitted is not None
         )
+        if start_record is not None:
+            problem.progress.note(start_record.format())
         torch.manual_seed(problem.training.seed)  # the same random numbers whether baselines were measured or read
         # A method that reads labels may train the network of its problem.
         reference = problem.network if task.objects is None else bare_copy(problem.network)

@@ -54,7 +54,6 @@ def start_from(
         return problem, None
     finetuned = option == "finetuned" or after < before
     record = StartRecord("finetuned" if finetuned else "base", steps, before, after)
-    problem.progress.note(record.format())
     if not finetuned:
         return problem, record
     identity = {**problem.identity, "state": tensors_sha256(network.state_dict())}

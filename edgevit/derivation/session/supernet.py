@@ -220,7 +220,7 @@ def _check_base(resolved: _ResolvedSupernet, problem: Problem) -> BaseCheckRecor
     assert resolved.opened.assumed is not None, "there are images"
     return judge_base(
         answers, answers.sureness(problem.task), problem.task, problem.progress, resolved.request,
-        order_assumed=resolved.opened.assumed.order_assumed,
+        assumed=resolved.opened.assumed,
     )  # fmt: skip
 
 

@@ -112,7 +112,9 @@ def trained(checkpoint, out, *, steps, lr=3e-3, **more):
 
 
 def test_a_base_is_trained_on_its_classes_and_goes_on_after_an_interruption(digits_checkpoint, tmp_path, monkeypatch):
-    whole = trained(digits_checkpoint, tmp_path / "whole", steps=12)
+    told = Noting()
+    whole = trained(digits_checkpoint, tmp_path / "whole", steps=12, progress=told)
+    assert any(text.startswith("It was trained: 12 steps") for text in told.notes), "nothing is pruned here"
     assert whole.classes == ["3", "7", "9"]
     card = (tmp_path / "whole" / "README.md").read_text()
     assert "\nIt was trained: 12 steps on the classes changed its validation loss from " in card

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from recorded_progress import RecordedProgress
 from safetensors.torch import load_file, save_file
-from small_base import ARGS, NAME
+from small_base import ARGS, NAME, write_checkpoint
 
 import edgevit
 from edgevit.data.neighbours import hint_in
@@ -62,12 +62,33 @@ def test_names_in_reverse_are_gone_on_with_if_asked(digits_checkpoint: Path, tmp
 
 
 def test_a_supernetwork_is_not_trained_from_such_a_base(digits_checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"validation images among all 10 outputs.*--accept-weak-base"):
+    with pytest.raises(DataError, match=r"validation images, where chance is 10.0%.*--accept-weak-base"):
         edgevit.supernet(
             NAME, checkpoint=digits_checkpoint, model_args=ARGS, out=tmp_path / "n", data="digits",
             rate=0.5, base_classes=DIGITS[::-1], training=Training(device="cpu", steps=2),
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_head_that_was_fitted_here_is_not_doubted_for_its_order_and_may_be_weak_where_the_base_is_trained(
+    tmp_path: Path,
+) -> None:
+    generator = np.random.default_rng(0)
+    for name in ("defective", "functional"):
+        (tmp_path / "noise" / name).mkdir(parents=True)
+        for i in range(100):  # nothing in them tells the classes apart
+            pixels = generator.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "noise" / name / f"{i}.png")
+    options: dict[str, Any] = {"new_head": True, "data": tmp_path / "noise", "preprocessing": PREPROCESSING}
+    state = write_checkpoint(tmp_path)
+    with pytest.raises(DataError) as refusal:
+        write_base(state, tmp_path / "m", **options)
+    said = str(refusal.value)
+    assert "validation images, where chance is 50.0%; its head was fitted to these images" in said
+    assert "edgevit base --steps 100" in said and said.endswith("--accept-weak-base") and "--base-classes" not in said
+    told = RecordedProgress()
+    write_base(state, tmp_path / "m", told, **options, training=Training(device="cpu", steps=1))
+    assert any(warning.endswith("classes apart before they are trained") for warning in told.warnings)
 
 
 @pytest.mark.slow
