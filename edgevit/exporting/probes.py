@@ -14,7 +14,7 @@ from edgevit.data.task import Split, Task
 from edgevit.errors import ModelError
 from edgevit.records.answers import RightImages
 from edgevit.records.derivation import JudgedPart
-from edgevit.train.ridge import FOLDS, Moments, RidgeRegression, choose_ridge, cross_validate, fit_classifier
+from edgevit.train.ridge import FOLDS, Moments, RidgeRegression, choose_ridge, cross_validate, fit_classifier, shares_of
 
 _NEIGHBOURS, _TEMPERATURE = 20, 0.07  # neighbours and temperature of k-NN, those of DINO
 
@@ -64,11 +64,13 @@ def linear(train: Labelled, validation: Labelled, tested: Labelled) -> Tensor:
     """
     features = torch.cat([train.features, validation.features])
     labels = torch.cat([train.labels, validation.labels])
+    shares = shares_of(labels)
     if int(torch.bincount(labels).min()) >= FOLDS:
         chosen = cross_validate(features, labels)
     else:
-        chosen = choose_ridge(_regression(train.features, train.labels), validation.features, validation.labels)
-    weight, bias = fit_classifier(_regression(features, labels), chosen, torch.bincount(labels))
+        of_train = _regression(train.features, train.labels)
+        chosen = choose_ridge(of_train, validation.features, validation.labels, shares)
+    weight, bias = fit_classifier(_regression(features, labels), chosen, shares)
     return (tested.features @ weight.mT + bias).argmax(1)
 
 

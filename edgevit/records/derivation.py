@@ -439,7 +439,7 @@ class HeadInput:
     """What a fitted head reads, and the accuracies in cross-validation by which that was chosen."""
 
     tokens: TokenOutput | None  # tokens that the head reads; None: those that timm pools
-    # Accuracy of a head on timm's pooled tokens: cross-validated on training images, the mean over the classes.
+    # Accuracy of a head on timm's pooled tokens: cross-validated on training images.
     pooled: Share
     class_and_mean: Share  # accuracy of a head on the class token and the mean of the patches, measured in the same way
     last: LastBlocks | None = None  # the head of several blocks; None: it was not compared

@@ -1,13 +1,13 @@
 """Ridge regression of classes on features, in closed form, for every ridge at once.
 
 Every class weighs the same in the regression, however many images it has, and features are standardised, so that a
-ridge means the same for every network. The ridge is the one of a grid that is right on most held-out images, in the
-mean over the classes; of equals, the one of the smallest loss. Held out are the images of a validation part or, in
-cross-validation, the training images in turn, of which there are ten times as many.
+ridge means the same for every network. A classifier is judged by its share of right answers, to which a frequent class
+adds more. So its logits are the outputs times a temperature, by which their softmax is p(class | image) for classes of
+equal shares, plus the logarithm of each class's share (Bayes' rule).
 
-A classifier is judged by its share of right answers, to which a frequent class adds more. So its logits are the outputs
-times a temperature, by which their softmax is p(class | image) for classes of equal shares, plus the logarithm of each
-class's share (Bayes' rule).
+The ridge is the one of a grid whose logits are right on most held-out images; of equals, the one of the smallest loss.
+Held out are the images of a validation part or, in cross-validation, the training images in turn, of which there are
+ten times as many.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 RIDGES = tuple(10 ** (exponent / 2) for exponent in range(-12, 5))
 _TEMPERATURES = (1e-3, 1e4)  # range in which a temperature is searched
 FOLDS = 5  # folds of cross-validation
-ROUNDS = 60  # rounds of the search, each of which leaves 0.618 of the interval
+ROUNDS = 30  # rounds of the search, each of which leaves 0.618 of the interval
 
 
 class Moments:
@@ -107,10 +107,10 @@ class RidgeRegression:
         return weight, 1 / len(weight) - weight @ self.mean
 
 
-def fit_classifier(regression: RidgeRegression, chosen: ChosenRidge, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight [C, d] and bias [C] of the logits, for classes of which there are `counts` [C] images."""
+def fit_classifier(regression: RidgeRegression, chosen: ChosenRidge, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight [C, d] and bias [C] of the logits, for classes with these shares [C] of the images."""
     weight, bias = (chosen.temperature * part for part in regression.solved(chosen.ridge))
-    return weight, bias + (counts / counts.sum()).log()
+    return weight, bias + shares.log()
 
 
 @dataclass(frozen=True)
@@ -119,17 +119,27 @@ class ChosenRidge:
 
     ridge: float
     temperature: float
-    accuracy: float  # accuracy on the held-out images, the mean over the classes
+    accuracy: float  # share of the held-out images that it is right on, of classes with the shares that it is for
     right: Tensor  # [N] bool: which of these images it is right on
 
 
-def choose_ridge(regression: RidgeRegression, features: Tensor, labels: Tensor) -> ChosenRidge:
-    """Choose on validation images. Shapes: features [N, d] in fp64, labels [N]; every class has an image."""
-    return _most_right({ridge: _outputs(regression, ridge, features) for ridge in RIDGES}, labels)
+def shares_of(labels: Tensor) -> Tensor:
+    """The share of each class in labels [N]: fp64 [C]."""
+    return torch.bincount(labels).double() / len(labels)
 
 
-def cross_validate(features: Tensor, labels: Tensor) -> ChosenRidge:
-    """Choose on the training images: a FOLDS-th of each class is held out in turn.
+def choose_ridge(
+    regression: RidgeRegression, features: Tensor, labels: Tensor, shares: Tensor | None = None
+) -> ChosenRidge:
+    """Choose on validation images, for classes with these shares [C]; None: those of the labels.
+
+    Shapes: features [N, d] in fp64, labels [N]; every class has an image.
+    """
+    return _most_right({ridge: _outputs(regression, ridge, features) for ridge in RIDGES}, labels, shares)
+
+
+def cross_validate(features: Tensor, labels: Tensor, shares: Tensor | None = None) -> ChosenRidge:
+    """Choose on the training images, for classes with these shares [C]: a FOLDS-th of each class is held out in turn.
 
     Images next to each other are held out together: in the order of file names they are variants of one picture, or
     frames of one recording.
@@ -146,7 +156,7 @@ def cross_validate(features: Tensor, labels: Tensor) -> ChosenRidge:
         regression = RidgeRegression.of_images(features[fitted], labels[fitted])
         for ridge in RIDGES:
             outputs[ridge][judged] = _outputs(regression, ridge, features[judged])
-    return _most_right(outputs, labels)
+    return _most_right(outputs, labels, shares)
 
 
 def _outputs(regression: RidgeRegression, ridge: float, features: Tensor) -> Tensor:
@@ -154,38 +164,37 @@ def _outputs(regression: RidgeRegression, ridge: float, features: Tensor) -> Ten
     return features @ weight.T + bias
 
 
-def _most_right(outputs: Mapping[float, Tensor], labels: Tensor) -> ChosenRidge:
+def _most_right(outputs: Mapping[float, Tensor], labels: Tensor, shares: Tensor | None) -> ChosenRidge:
     """Choose a ridge by its outputs [N, C] for held-out images."""
-    accuracies = {ridge: round(class_accuracy(of_ridge, labels), 12) for ridge, of_ridge in outputs.items()}
-    best, each = max(accuracies.values()), _weights(labels)
-    fits = [(*sharpen(outputs[ridge], labels, each), ridge) for ridge in outputs if accuracies[ridge] == best]
-    _, temperature, ridge = min(fits)
-    return ChosenRidge(ridge, temperature, best, outputs[ridge].argmax(1) == labels)
+    shares = shares_of(labels) if shares is None else shares
+    each, logarithms = _weights(labels, shares), shares.log()
+    candidates = []
+    for ridge, of_ridge in outputs.items():
+        loss, temperature = sharpen(of_ridge, labels, each, logarithms)
+        right = (temperature * of_ridge + logarithms).argmax(1) == labels
+        candidates.append((-round(float(each[right].sum()), 12), loss, ridge, temperature, right))
+    negative, _, ridge, temperature, right = min(candidates, key=lambda candidate: candidate[:3])
+    return ChosenRidge(ridge, temperature, -negative, right)
 
 
-def gain_error(before: ChosenRidge, after: ChosenRidge, labels: Tensor) -> float:
+def gain_error(before: ChosenRidge, after: ChosenRidge, labels: Tensor, shares: Tensor | None = None) -> float:
     """The standard error of the difference of two accuracies on the same images, each class of which has several."""
+    shares = shares_of(labels) if shares is None else shares
     gains = after.right.double() - before.right.double()
-    of_classes = [gains[labels == label] for label in range(int(labels.max()) + 1)]
-    return float(sum(g.var() / len(g) for g in of_classes) ** 0.5 / len(of_classes))
+    of_classes = [gains[labels == label] for label in range(len(shares))]
+    return float(sum(s**2 * g.var() / len(g) for s, g in zip(shares.tolist(), of_classes, strict=True)) ** 0.5)
 
 
-def class_accuracy(outputs: Tensor, labels: Tensor) -> float:
-    """The mean of the classes' accuracies. Shapes: outputs [N, C], labels [N]."""
-    return float(_weights(labels)[outputs.argmax(1) == labels].sum())
+def _weights(labels: Tensor, shares: Tensor) -> Tensor:
+    """The weight of each image, by which the classes have these shares: [N]."""
+    return (shares / torch.bincount(labels))[labels]
 
 
-def _weights(labels: Tensor) -> Tensor:
-    """The weight of each image, by which every class counts alike: [N]."""
-    counts = torch.bincount(labels)
-    return 1 / (len(counts) * counts[labels].double())
+def sharpen(outputs: Tensor, labels: Tensor, each: Tensor, bias: Tensor | float = 0.0) -> tuple[float, float]:
+    """The smallest loss of outputs [N, C] times a temperature plus a bias [C], and that temperature.
 
-
-def sharpen(outputs: Tensor, labels: Tensor, each: Tensor) -> tuple[float, float]:
-    """The smallest loss of outputs [N, C] times a temperature, and that temperature; images weigh `each` [N].
-
-    Targets are smoothed by Platt's rule: where all images are right, the loss would fall for ever. The loss is convex
-    in the temperature, so a golden-section search over its logarithm finds the minimum.
+    Images weigh `each` [N]. Targets are smoothed by Platt's rule: where all images are right, the loss would fall for
+    ever. The loss is convex in the temperature, so a golden-section search over its logarithm finds the minimum.
     """
     count, classes = outputs.shape
     doubt = 1 / (count + 2)
@@ -193,15 +202,20 @@ def sharpen(outputs: Tensor, labels: Tensor, each: Tensor) -> tuple[float, float
     targets[torch.arange(count), labels] = 1 - doubt
 
     def loss(log: float) -> float:
-        likelihoods = (math.exp(log) * outputs).log_softmax(1)
+        likelihoods = (math.exp(log) * outputs + bias).log_softmax(1)
         return -float(each @ (targets * likelihoods).sum(1))
 
     low, high = (math.log(limit) for limit in _TEMPERATURES)
     golden = (math.sqrt(5) - 1) / 2
-    for _ in range(ROUNDS):
-        lower, upper = high - golden * (high - low), low + golden * (high - low)
-        if loss(lower) < loss(upper):
-            high = upper
+    places = [high - golden * (high - low), low + golden * (high - low)]
+    lower, upper = (loss(place) for place in places)
+    for _ in range(ROUNDS):  # of the two places one remains, with its loss
+        if lower < upper:
+            high, upper = places[1], lower
+            places = [high - golden * (high - low), places[0]]
+            lower = loss(places[0])
         else:
-            low = lower
+            low, lower = places[0], upper
+            places = [places[1], low + golden * (high - low)]
+            upper = loss(places[1])
     return loss(low), math.exp(low)

@@ -15,8 +15,11 @@ from edgevit.train.ridge import (
     cross_validate,
     fit_classifier,
     gain_error,
+    shares_of,
     sharpen,
 )
+
+HALVES = torch.full((2,), 0.5, dtype=torch.float64)
 
 
 def clouds(counts: list[int], spread: float, width: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,16 +74,17 @@ def test_of_few_images_it_is_the_same(width: int, rank: int, ridge: float) -> No
 def test_logits_of_a_classifier_know_the_shares_of_the_classes() -> None:
     features, labels = clouds([40, 400, 100], 2.5)
     fitted, tested = torch.arange(len(labels)) % 2 == 0, torch.arange(len(labels)) % 2 == 1
-    counts, of_images = torch.bincount(labels[fitted]), RidgeRegression.of_images(features[fitted], labels[fitted])
+    shares, of_images = shares_of(labels[fitted]), RidgeRegression.of_images(features[fitted], labels[fitted])
     chosen = cross_validate(features[fitted], labels[fitted])
-    weight, bias = fit_classifier(of_images, chosen, counts)
+    weight, bias = fit_classifier(of_images, chosen, shares)
     alike, alike_bias = of_images.solved(chosen.ridge)
     torch.testing.assert_close(weight, chosen.temperature * alike)
     difference = bias - chosen.temperature * alike_bias
-    assert (difference.exp() * len(labels[fitted])).tolist() == pytest.approx(counts.tolist())
+    assert difference.exp().tolist() == pytest.approx([20 / 270, 200 / 270, 50 / 270])
     right = ((features[tested] @ weight.T + bias).argmax(1) == labels[tested]).double().mean()
     right_alike = ((features[tested] @ alike.T + alike_bias).argmax(1) == labels[tested]).double().mean()
     assert right > right_alike + 0.05
+    assert chosen.accuracy == pytest.approx(float(chosen.right.double().mean()))
 
 
 def test_a_feature_that_never_changes_is_left_out() -> None:
@@ -104,13 +108,14 @@ def test_of_noise_the_strong_ridge_is_chosen_and_of_clear_classes_all_are_right(
     assert chosen.ridge > 0.05 and chosen.accuracy > 0.4
 
 
-def test_every_class_counts_the_same_in_the_choice() -> None:
+def test_the_choice_is_for_classes_of_these_shares() -> None:
     features = torch.tensor([[0.0], [0.0], [0.0], [1.0]], dtype=torch.float64)
     labels = torch.tensor([0, 0, 1, 1])
     assert choose_ridge(regression(features, labels), features, labels).accuracy == 0.75
     again = torch.tensor([0, 0, 0, 1, 1])
     held = torch.tensor([[0.0], [0.0], [0.0], [0.0], [1.0]], dtype=torch.float64)
-    assert choose_ridge(regression(features, labels), held, again).accuracy == 0.75
+    assert choose_ridge(regression(features, labels), held, again, HALVES).accuracy == 0.75
+    assert choose_ridge(regression(features, labels), held, again).accuracy == 0.8, "those of the labels"
 
 
 def test_probabilities_become_as_sure_as_they_are_right() -> None:
@@ -135,7 +140,7 @@ def test_where_all_are_right_probabilities_stay_finite_and_surer_with_more_image
 # -- bases without a head ----------------------------------------------------------------------------------------------
 
 
-def test_images_are_held_out_in_turn_and_every_class_counts_alike() -> None:
+def test_images_are_held_out_in_turn() -> None:
     features, labels = clouds([5, 20, 60], 0.8)
     accuracies = dict[float, float]()
     for ridge in RIDGES:
@@ -146,7 +151,8 @@ def test_images_are_held_out_in_turn_and_every_class_counts_alike() -> None:
             answers = (features[held_out] @ weight.T + bias).argmax(1)
             right += torch.bincount(labels[held_out][answers == labels[held_out]], minlength=3)
         accuracies[ridge] = round(float((right / torch.tensor([5, 20, 60])).mean()), 6)
-    chosen, best = cross_validate(features, labels), max(accuracies.values())
+    thirds = torch.full((3,), 1 / 3, dtype=torch.float64)
+    chosen, best = cross_validate(features, labels, thirds), max(accuracies.values())
     assert 0.5 < best < 1 and chosen.accuracy == pytest.approx(best, abs=1e-6) and accuracies[chosen.ridge] == best
 
 
@@ -160,7 +166,9 @@ def test_the_error_of_a_gain_is_that_of_the_same_images() -> None:
 
     assert gain_error(judged(0, 9), judged(0, 9), labels) == 0, "wrong on the same"
     # Gains of class 0: one of eight, with the variance 1/8; of class 1: 1 and -1 among four, with the variance 2/3.
-    assert gain_error(judged(0, 9), judged(10), labels) == pytest.approx((1 / 64 + 1 / 6) ** 0.5 / 2)
+    error = (1 / 64 + 1 / 6) ** 0.5 / 2
+    assert gain_error(judged(0, 9), judged(10), labels, HALVES) == pytest.approx(error)
+    assert gain_error(judged(0, 9), judged(10), labels) == pytest.approx((4 / 9 / 64 + 1 / 9 / 6) ** 0.5)
 
 
 def test_moments_of_some_features_are_those_of_these_alone() -> None:

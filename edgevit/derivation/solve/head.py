@@ -45,6 +45,7 @@ from edgevit.train.ridge import (
     cross_validate,
     fit_classifier,
     gain_error,
+    shares_of,
 )
 
 FEWEST = 5  # training images of a class; of fewer, its mean is mostly chance
@@ -134,7 +135,7 @@ def with_fitted_head(
         "images": [task.train.content_sha256(), task.validation.content_sha256()],
         "device": passes.compute.device.type,
         "compared": _COMPARED,
-        "bias": "shares of the classes",
+        "shares": True,  # in the bias, and in what is right on most
     }
     pooled, blocks = pooled_place(base.network), 1
     if pooled is not None:
@@ -196,6 +197,7 @@ def _fit(base: Headless, task: Task, passes: Passes, pooled: slice | None, block
     moments = Moments(task.train.labels, width) if max(Counter(task.train.labels).values()) > most else None
     validation, compared = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
     counts, used = Counter(task.train.labels), Counter[int]()
+    shares = shares_of(torch.tensor(task.train.labels))  # fewer of a frequent class are compared
 
     def add(features: Tensor, labels: Tensor) -> None:
         if moments is not None:
@@ -218,9 +220,9 @@ def _fit(base: Headless, task: Task, passes: Passes, pooled: slice | None, block
     crossed = []
     with passes.progress.stage("compare heads", len(read), "head") as stage:
         for part in read:
-            crossed.append(cross_validate(features[:, part], labels))
+            crossed.append(cross_validate(features[:, part], labels, shares))
             stage.update(len(crossed))
-    best, errors = best_head(crossed, labels)
+    best, errors = best_head(crossed, labels, shares)
     part, chosen = read[best], crossed[best]
     if moments is None:
         regression = RidgeRegression.of_images(features[:, part], labels)
@@ -229,21 +231,21 @@ def _fit(base: Headless, task: Task, passes: Passes, pooled: slice | None, block
     features, labels = (torch.cat(parts) for parts in zip(*validation, strict=True))
     features = features[:, part]
     if moments is not None:
-        chosen = choose_ridge(regression, features, labels)
-    weight, bias = fit_classifier(regression, chosen, torch.bincount(torch.tensor(task.train.labels)))
+        chosen = choose_ridge(regression, features, labels, shares)
+    weight, bias = fit_classifier(regression, chosen, shares)
     accuracy = float(((features @ weight.T + bias).argmax(1) == labels).double().mean())
     accuracies = [] if pooled is None else [each.accuracy for each in crossed]
     facts = torch.tensor([chosen.ridge, chosen.temperature, accuracy, *accuracies, *errors], dtype=torch.float64)
     return {"weight": weight.float(), "bias": bias.float(), "facts": facts}
 
 
-def best_head(crossed: Sequence[ChosenRidge], labels: Tensor) -> tuple[int, list[float]]:
+def best_head(crossed: Sequence[ChosenRidge], labels: Tensor, shares: Tensor | None = None) -> tuple[int, list[float]]:
     """The place of the best of heads that were judged on the same images, the first among equals.
 
     The third, of several blocks, must be better by more than a standard error, which is returned where there is one.
     """
     best = max(range(len(crossed[:2])), key=lambda i: crossed[i].accuracy)
-    errors = [gain_error(crossed[best], several, labels) for several in crossed[2:]]
+    errors = [gain_error(crossed[best], several, labels, shares) for several in crossed[2:]]
     if errors and crossed[2].accuracy > crossed[best].accuracy + errors[0]:
         best = 2
     return best, errors
