@@ -414,8 +414,8 @@ def section() -> str:
         f"the classes for {BASE_TRAINING['steps']} steps of {BASE_TRAINING['batch_size']} images "
         "(`edgevit base --steps`) before it was cut; points are below that. "
         "`unlabelled`: about 280 drawings of other subjects calibrate and teach, too. forge's rules were chosen by "
-        "looking at two folds of an earlier set of these drawings; how the ridge of a head is chosen, by looking at the "
-        "test images of drawings and cells under three rules.",
+        "looking at two folds of an earlier set of these drawings; how the ridge of a head is chosen, by looking at "
+        "the test images of drawings and cells under three rules.",
         [
             table(["images", "method", "base, %", *(f"{rate:g}" for rate in rates)], lines),
             "fp16 in CUDA graphs, in turns, at 224 px; models are named by MACs gone and by the images they were "
