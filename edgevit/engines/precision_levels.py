@@ -43,8 +43,8 @@ class PrecisionLevel:
 
     @property
     def kind(self) -> str:
-        """In one word, as in `bench --precision`."""
-        return MIXED if self.norms or self.blocks else self.precision
+        """In one word, as in `bench --precision`. In INT8 some modules are always in floating point."""
+        return MIXED if self.precision == FP16.name and (self.norms or self.blocks) else self.precision
 
     @property
     def label(self) -> str:

@@ -190,6 +190,8 @@ def test_a_rung_says_what_it_is() -> None:
         "mixed",
         "fp32",
     ]
+    mixed = PrecisionLevel("int8", norms=True, blocks=(1,))
+    assert (mixed.kind, str(mixed)) == ("int8", "int8 with LayerNorm and block 1 in fp32")
 
 
 def test_a_block_brings_its_own_norms_and_no_other_block_s() -> None:
