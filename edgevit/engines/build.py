@@ -12,6 +12,7 @@ from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.board.facts import BoardFacts, TensorRT, examine
 from edgevit.board.fingerprint import fingerprint
 from edgevit.board.profiles import load_profile
+from edgevit.board.request import Conditions
 from edgevit.engines.builder import EngineBuilder, batches_of, mode_name
 from edgevit.engines.detections import Annotated, annotated
 from edgevit.engines.gate import Sample, images_file, take_sample, unlabelled_sample
@@ -128,11 +129,14 @@ def _take_sample(
     return take_sample(judging, reference, path, progress, workers=workers)
 
 
-def build_engine(request: ExportRequest, board: Board, progress: Progress | None = None) -> EngineRecord:
+def build_engine(
+    request: ExportRequest, board: Board, progress: Progress | None = None, conditions: Conditions | None = None
+) -> EngineRecord:
     """Build the engine of a model folder on a board, check it there, and store it under `export/engines/`.
 
     The model is exported first unless an export is up to date, and an unchanged engine is reused. The result is the
-    first precision level whose engine classifies validation images as ONNX Runtime does in fp32 on the host.
+    first precision level whose engine classifies validation images as ONNX Runtime does in fp32 on the host. An engine
+    in INT8 is compared with it in the power mode and with the clocks of `conditions`.
 
     Raises:
         EngineError: no precision level gives a correct engine; the message names the class with the largest loss.
@@ -168,7 +172,9 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
     exported = Exported(report, source, judging, request.tolerances)
     with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
         sample = _take_sample(exported, judging, images_file(Path(scratch), key), request.workers or 0, progress)
-        builder = EngineBuilder(board, facts, exported, sample, Path(scratch), request.engine, progress)
+        builder = EngineBuilder(
+            board, facts, exported, sample, Path(scratch), request.engine, progress, conditions or Conditions()
+        )
         with tidied(board, builder.leftovers):
             search = search_precision(
                 builder.attempt,

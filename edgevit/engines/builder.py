@@ -128,8 +128,11 @@ class EngineBuilder:
         scratch: Path,
         options: EngineOptions,
         progress: Progress,
+        conditions: Conditions,
     ) -> None:
+        """`conditions`: the power mode and the clocks in which engines are compared."""
         self.board, self.facts, self.exported, self.sample = board, facts, exported, sample
+        self.conditions = conditions
         self.scratch, self.options, self.progress = scratch, options, progress
         self.source = exported.written_of
         self.strongly_typed = bool(facts.tensorrt.strongly_typed)
@@ -164,7 +167,7 @@ class EngineBuilder:
     def _not_faster(self, attempt: Attempt, search: PrecisionSearch[Attempt]) -> str | None:
         """Compare an engine with that of a search, alternately on the board; None: it is faster by more than noise."""
         setting = Setting(self.board.host, self.facts, None)
-        conditions = Conditions(batches=(self.batches[1],), duration_s=TIMED_S, idle_s=0.0)
+        conditions = replace(self.conditions, batches=(self.batches[1],), duration_s=TIMED_S, idle_s=0.0)
         shapes = []
         for label, built in ((str(search.level), search.judged.built), (INT8.name, attempt.built)):
             file = Measurable(Path(built.engine), built.sha256, label, label)
@@ -177,6 +180,12 @@ class EngineBuilder:
         (comparison,) = decisive(compare_within(done.runs))
         if comparison.outcome == "better":
             return None
+        if comparison.void:
+            reason = comparison.void[0].partition(";")[0]  # what follows names options of a bench
+            return (
+                f"cannot be compared with {search.level}, as {reason}; run `sudo jetson_clocks` there or let it cool, "
+                "and build again with --rebuild"
+            )
         text = f"{comparison.outcome}, at {comparison.ratio:.2f} of its latency"
         return f"is not shown to be faster than {search.level}: {text}"
 

@@ -86,7 +86,7 @@ class PairedBench:
             **options,
         )
         with open_board(self.target.board, ssh_config=self.target.ssh_config) as board:
-            record = build_engine(request, board, self.progress)
+            record = build_engine(request, board, self.progress, self.target.conditions())
         if calibrated and is_base and record.precision != precision:
             raise EngineError(
                 f"the base runs in {record.precision_level} on {self.host}, as its engine in {precision} "

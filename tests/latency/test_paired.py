@@ -15,7 +15,7 @@ from recorded_progress import RecordedProgress
 from some_runs import DENSE, ON_A_BOARD
 
 from edgevit.agent.records import Run
-from edgevit.board.request import BenchRequest
+from edgevit.board.request import BenchRequest, Conditions
 from edgevit.derivation.allocate.prices import Measured as Quantity
 from edgevit.engines.request import ExportRequest
 from edgevit.errors import EngineError, UnfitBoardError
@@ -85,8 +85,16 @@ def test_a_base_whose_engine_is_not_in_int8_has_other_costs_than_the_table(
     slow = SimpleNamespace(failure="is not shown to be faster than fp16")
     stays = SimpleNamespace(precision="fp16", precision_level="fp16", attempts=(slow,))
     monkeypatch.setattr(paired, "open_board", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(paired, "build_engine", lambda request, *_: asked.append(request) or stays)
-    bench = PairedBench(MeasurementTarget(board="orin", precision="int8"), "ms", 1.0, Silent(), "photos")
+    compared: list[Conditions] = []
+
+    def build(request: ExportRequest, _: Any, __: Any, conditions: Conditions) -> SimpleNamespace:
+        asked.append(request)
+        compared.append(conditions)
+        return stays
+
+    monkeypatch.setattr(paired, "build_engine", build)
+    target = MeasurementTarget(board="orin", precision="int8", lock_clocks=True)
+    bench = PairedBench(target, "ms", 1.0, Silent(), "photos")
     for name in ("base", "model"):
         (tmp_path / name).mkdir()
     ModelFolder(tmp_path / "model").write_derivation(derivation_of(None))
@@ -96,6 +104,7 @@ def test_a_base_whose_engine_is_not_in_int8_has_other_costs_than_the_table(
     assert [(request.precision, request.fp16, request.data) for request in asked] == [
         ("int8", True, None), ("int8", True, "photos"),
     ]  # fmt: skip
+    assert all(conditions.lock_clocks for conditions in compared)
 
 
 def test_a_model_takes_its_ratio_to_the_base_times_what_the_base_cost_by_the_table(
@@ -184,7 +193,7 @@ def test_an_engine_is_built_in_the_precision_that_is_asked_for(
 ) -> None:
     asked: list[ExportRequest] = []
     monkeypatch.setattr(paired, "open_board", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(paired, "build_engine", lambda request, board, progress: asked.append(request))
+    monkeypatch.setattr(paired, "build_engine", lambda request, *_: asked.append(request))
     PairedBench(MeasurementTarget(board="orin", runner="tensorrt", precision=precision), "ms", 10.0, Silent()).prepare(
         tmp_path, judged=True
     )
