@@ -10,7 +10,7 @@ from edgevit.errors import ExportError
 from edgevit.records.export import EXPORT_KIND
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import EXPORT
-from edgevit.records.precisions import FP16
+from edgevit.records.precisions import FP32, INT8
 from edgevit.serving.model import ServedModel
 
 _EXAMPLES = Path(__file__).with_name("examples")  # deploy/examples
@@ -52,15 +52,19 @@ def write_cpp(served: ServedModel, folder: Path) -> list[str]:
     engine = "model.engine"
     file = folder / (engine if served.engine else "model.onnx")
     served.copy(file)
-    half = " --fp16" if served.precision == FP16.name else ""
+    # Without it TensorRT 10 refuses INT8, and may compute in fp16 what a file in fp16 keeps in fp32.
+    typed = "" if served.precision == FP32.name else " --stronglyTyped"
     build = [] if served.engine else [
-        f"    trtexec --onnx={file.name} --saveEngine={engine}{half}    # on the board; TensorRT 11 has no --fp16",
+        f"    trtexec --onnx={file.name} --saveEngine={engine}{typed}    # on the board, with TensorRT 10 or newer",
     ]  # fmt: skip
+    judged = "`edgevit export MODEL --trt`, by TensorRT 8 as well,"
+    if served.precision == INT8.name:
+        judged = "With all but the linear layers in fp16 and not in fp32, `edgevit export MODEL --trt --precision int8`"
     return [
         *build,
         "    cmake -S . -B build && cmake --build build",
         f"    build/classify model.txt {engine} cat.ppm",
         "",
         "Needs TensorRT 8.5 to 11 and CUDA. It prepares the images itself, which are PPM files.",
-        *(["`edgevit export MODEL --trt` also builds an engine, and checks its classes."] if build else []),
+        *([f"{judged} builds an engine, and checks its classes."] if build else []),
     ]

@@ -44,7 +44,16 @@ def test_the_cpp_program_has_its_numbers_and_the_file(served_folder: Path, tmp_p
     ]  # fmt: skip
     for name in ("classify.cpp", "CMakeLists.txt"):
         assert (tmp_path / name).read_bytes() == (ROOT / "deploy" / "examples" / "cpp" / name).read_bytes()
-    assert (tmp_path / "model.onnx").read_bytes() == served.file.read_bytes() and "trtexec" in lines[0]
+    assert (tmp_path / "model.onnx").read_bytes() == served.file.read_bytes()
+    assert lines[0].split("    #")[0] == "    trtexec --onnx=model.onnx --saveEngine=model.engine"
+
+
+@pytest.mark.parametrize(("precision", "judged"), [("fp16", "--trt`"), ("int8", "--trt --precision int8`")])
+def test_an_engine_of_the_packaged_file_has_the_types_of_the_file(
+    served_folder: Path, tmp_path: Path, precision: str, judged: str
+) -> None:
+    lines = write_cpp(replace(find_served(served_folder, "fp16"), precision=precision), tmp_path)
+    assert "--saveEngine=model.engine --stronglyTyped " in lines[0] and f"`edgevit export MODEL {judged}" in lines[-1]
 
 
 @pytest.mark.parametrize(
