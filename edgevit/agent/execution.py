@@ -241,7 +241,10 @@ class Execution:
 
     def _prepare(self, cuda: Cuda, batch: int) -> None:
         if self._context is None:
-            hint = "close other programs, or try a smaller --batch"
+            hint, most = "close other programs", self.engine.batches()[1]
+            if most > 1:  # whichever batch is run, it needs the memory of the largest
+                option = "--batches 1,1,1" if self.engine.dynamic else "a smaller --batch"
+                hint += f", or build it for fewer images than {most} at once with `edgevit export --trt` and {option}"
             raise RunnerError(f"TensorRT cannot prepare to run the engine: {first_error(self.engine.log)}; {hint}")
         if self.engine.dynamic and not self._has_profile():
             raise RunnerError(

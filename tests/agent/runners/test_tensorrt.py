@@ -182,7 +182,8 @@ def test_what_is_no_engine_is_refused(board: Any, tmp_path: Path) -> None:
 
 
 def test_a_board_without_memory_for_the_context_is_told_so(board: Any) -> None:
-    message = r"cannot prepare to run the engine: .*OutOfMemory.*; close other programs"
+    message = r"cannot prepare to run the engine: .*OutOfMemory.*; close other programs, or build it for fewer images "
+    message = f"{message}than 8 at once .* --batches 1,1,1"
     with pytest.raises(RunnerError, match=message), opened(board(fault="no-context")):
         pass
 
