@@ -22,6 +22,9 @@ _BETWEEN = re.compile(r" \+ | \|\| |, |\.\.\.|[(){}]|ForeignNode\[|\]|^Reformatt
 # What a tensor's format begins or ends with, in the words of 8.5 ("Row major linear FP16 format") and of 10 ("Half").
 _PRECISIONS = {"FP32": "fp32", "Float": "fp32", "FP16": "fp16", "Half": "fp16", "BFloat16": "bf16", "Int8": "int8"}
 
+# Names of a tensor's type; TensorRT 11 tells it apart from the format, which names it, too.
+_TYPES = ("Format/Datatype", "DataType", "Format")
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -108,7 +111,7 @@ def _nodes(layer: Any) -> tuple[str, ...]:
 def _precision(layer: Any) -> str | None:
     outputs = layer.get("Outputs") if isinstance(layer, dict) else None
     first = outputs[0] if isinstance(outputs, list) and outputs else None
-    text = _text(first, "Format/Datatype") if isinstance(first, dict) else ""
+    text = next(filter(None, (_text(first, key) for key in _TYPES)), "")
     return next(
         (precision for pattern, precision in _PRECISIONS.items() if re.search(rf"\b{pattern}\b", text, re.I)),
         text or None,

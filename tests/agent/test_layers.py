@@ -84,11 +84,12 @@ KERNELS = [
     },
     "patch_embed.proj/Conv || patch_embed.proj/Conv_1",
     {"Name": "x", "Outputs": [{"Format/Datatype": "Int64"}]},
+    {"Name": "y", "Outputs": [{"DataType": "Half", "Format": "Row major linear FP16 format (kLINEAR)"}]},
 ]
 
 
 def test_a_layer_is_described_by_what_each_release_tells_of_it() -> None:
-    mha, pointwise, copy, opaque, conv, odd = map(describe_layer, KERNELS)
+    mha, pointwise, copy, opaque, conv, odd, of_11 = map(describe_layer, KERNELS)
     assert (mha.fused, mha.precision, mha.kind) == (True, "fp16", "kgen")
     assert mha.nodes == ("blocks.0.attn/MatMul", "blocks.0.attn/Softmax")
     assert pointwise.nodes == ("blocks.0/Add", "blocks.0.mlp.act/Gelu") and pointwise.tactic is None
@@ -96,6 +97,7 @@ def test_a_layer_is_described_by_what_each_release_tells_of_it() -> None:
     assert opaque.nodes == ("blocks.0.norm1/Mul", "head/Gemm") and opaque.precision == "fp16"
     assert conv.nodes == ("patch_embed.proj/Conv", "patch_embed.proj/Conv_1") and conv.kind is None
     assert (odd.nodes, odd.precision, odd.fused) == ((), "Int64", False)
+    assert of_11.precision == "fp16"
 
 
 def test_times_go_to_the_layers_of_their_names_and_of_equal_names_in_order() -> None:

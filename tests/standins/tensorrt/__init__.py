@@ -602,7 +602,8 @@ def _layers(network: Any, halves: list[Any], verbosity: Any) -> list[Any]:
     for i, node in enumerate(node for node in nodes if node.name not in hidden):
         kernel = "_gemm_mha_v2" if node.name in fused else f"__myl_{node.op_type}"
         metadata = "".join(f"[ONNX Layer: {name}]" for name in fused.get(node.name, [node.name]))
-        told = {"Name": "o", "Dimensions": [1], "Format/Datatype": "Half" if node.name in half else "Float"}
+        kind = "DataType" if _MAJOR >= 11 else "Format/Datatype"
+        told = {"Name": "o", "Dimensions": [1], kind: "Half" if node.name in half else "Float"}
         described = {"LayerType": "kgen", "TacticName": f"{kernel}_0x957a2fe283f77dcf", "Metadata": metadata}
         described["Outputs"] = [told]
         found.append({"Name": f"{kernel}_myl0_{i}", **described})
