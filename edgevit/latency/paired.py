@@ -7,7 +7,7 @@ round. Energy is measured in a process for each model, because sensors are too s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ class PairedBench:
     figure: str = ""  # the kind of figure whose ratio was taken last: p50, mean, processor or energy
     # Measured cost of the last model and of the base, not as a ratio; None: nothing is measured yet.
     clock: tuple[float, float] | None = None
+    # The engines of prepared folders, which may have others of this board, too.
+    _engines: dict[Path, Path] = field(default_factory=dict)
 
     @property
     def host(self) -> str:
@@ -92,6 +94,7 @@ class PairedBench:
                 f"the base runs in {record.precision_level} on {self.host}, as its engine in {precision} "
                 f"{record.attempts[-1].failure}: costs in {precision} are not its own; give --run-precision fp16"
             )
+        self._engines[folder] = record.path
 
     def measure(self, base: Path, model: Path) -> MeasuredFigure:
         """Measure a model in turns with the base until its interval is narrow, or for MOST_ROUNDS; both are prepared.
@@ -126,7 +129,7 @@ class PairedBench:
         if self.target.builds:
             conditions = replace(conditions, precision=None)  # the engine's own: its gate may have required fp32
         request = BenchRequest(
-            models=[base, model],
+            models=[self._engines.get(folder, folder) for folder in (base, model)],
             conditions=conditions,
             repeat=ROUNDS,
             alternate=not energy,

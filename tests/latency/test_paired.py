@@ -83,7 +83,7 @@ def test_a_base_whose_engine_is_not_in_int8_has_other_costs_than_the_table(
 ) -> None:
     asked: list[ExportRequest] = []
     slow = SimpleNamespace(failure="is not shown to be faster than fp16")
-    stays = SimpleNamespace(precision="fp16", precision_level="fp16", attempts=(slow,))
+    stays = SimpleNamespace(path=Path("1.engine"), precision="fp16", precision_level="fp16", attempts=(slow,))
     monkeypatch.setattr(paired, "open_board", lambda *_, **__: nullcontext())
     compared: list[Conditions] = []
 
@@ -188,15 +188,28 @@ def test_without_power_no_energy_is_judged() -> None:
 
 
 @pytest.mark.parametrize(("precision", "fp16"), [("fp16", True), ("fp32", False)])
-def test_an_engine_is_built_in_the_precision_that_is_asked_for(
+def test_an_engine_is_built_in_the_precision_that_is_asked_for_and_measured_whatever_else_is_there(
     precision: str, fp16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[ExportRequest] = []
+    benches: list[BenchRequest] = []
+
+    def build(request: ExportRequest, *_: Any) -> SimpleNamespace:
+        asked.append(request)
+        return SimpleNamespace(path=request.model / "this.engine")
+
+    def bench(request: BenchRequest, **_: Any) -> SimpleNamespace:
+        benches.append(request)
+        return SimpleNamespace(runs=turns(0.4))
+
     monkeypatch.setattr(paired, "open_board", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(paired, "build_engine", lambda request, *_: asked.append(request))
-    PairedBench(MeasurementTarget(board="orin", runner="tensorrt", precision=precision), "ms", 10.0, Silent()).prepare(
-        tmp_path, judged=True
-    )
+    monkeypatch.setattr(paired, "build_engine", build)
+    monkeypatch.setattr(paired, "bench", bench)
+    target = MeasurementTarget(board="orin", runner="tensorrt", precision=precision)
+    there = PairedBench(target, "ms", 10.0, Silent())
+    there.prepare(tmp_path, judged=True)
+    there.measure(Path("base"), tmp_path)
+    assert [[*request.models] for request in benches] == [[Path("base"), tmp_path / "this.engine"]]
     (request,) = asked
     assert (request.model, request.accuracy, request.fp16) == (tmp_path, True, fp16)
     assert request.trt and request.engine.batches == (1, 1, 8)
