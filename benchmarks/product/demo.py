@@ -31,7 +31,7 @@ DISTIL = "--steps 60 --batch-size 48 --lr 3e-4 --evaluations 4 --finetune-base"
 def edgevit(command: str) -> None:
     """Show a command and run it as the user would."""
     print(f"\n$ edgevit {command}", flush=True)
-    subprocess.run([sys.executable, "-m", "edgevit.cli", *shlex.split(command)], check=True)
+    subprocess.run([sys.executable, "-m", "edgevit", *shlex.split(command)], check=True)
 
 
 def _derivation(folder: Path) -> DerivationRecord:

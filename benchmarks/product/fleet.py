@@ -241,7 +241,7 @@ def planned(count: int) -> dict[str, Any]:
     """Read and list a plan of so many derivations."""
     with tempfile.TemporaryDirectory() as scratch:
         plan = write_plan(Path(scratch), count // 20, 10)  # a derivation and its export are two jobs
-        used, text = timed("edgevit.cli", "fleet", plan, "--status", "--json")
+        used, text = timed("edgevit", "fleet", plan, "--status", "--json")
     return {"jobs": len(json.loads(text)["jobs"]), **used, "edgevit": written_by()}
 
 
@@ -253,7 +253,7 @@ def against(before: Path, tasks: int, budgets: int, count: int) -> dict[str, Any
             with tempfile.TemporaryDirectory() as scratch:
                 file = write_plan(Path(scratch), tasks, budgets, jobs_file=True)
                 used, text = timed(
-                    "edgevit.cli", "derive-many", file, "--json", at=before if name == "before" else Path.cwd()
+                    "edgevit", "derive-many", file, "--json", at=before if name == "before" else Path.cwd()
                 )
                 if any(row["state"] != "done" for row in json.loads(text)["rows"]):
                     raise SystemExit(f"a job of {name} failed")

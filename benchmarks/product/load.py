@@ -97,7 +97,7 @@ def timed(*arguments: object, reads: int, wrote: Path | None = None) -> dict[str
     started = time.perf_counter()
     child = os.posix_spawn(
         sys.executable,
-        [sys.executable, "-m", "edgevit.cli", *map(str, arguments)],
+        [sys.executable, "-m", "edgevit", *map(str, arguments)],
         os.environ,
         file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
     )

@@ -1,7 +1,8 @@
 """Measure what accuracy a model loses against its base, and test whether that may be chance.
 
 Models that classified the same images are compared by pairs: only images that one of them classifies correctly count,
-and if neither is better, each wins half of these. Other models are compared by the interval of the model's share.
+and if neither is better, each wins half of these. The images of each class are compared in the same way, as a class of
+few images may be lost while the accuracy of all stays. Other models are compared by the interval of the model's share.
 """
 
 from __future__ import annotations
@@ -34,15 +35,31 @@ class RightCount:
 
 
 @dataclass(frozen=True)
+class ClassLoss:
+    """What a model loses of one class's images against its base."""
+
+    name: str
+    images: int
+    lost: int  # number of images that only the base classifies correctly
+    gained: int  # number of images that only the model classifies correctly
+
+    def text(self) -> str:
+        """Describe it as a clause about the model."""
+        return f"of the {self.images} of {self.name!r} it loses {self.lost} and gains {self.gained}"
+
+
+@dataclass(frozen=True)
 class Loss:
     """What a model loses against its base, as shares of the images; below 0 it gains."""
 
     images: int
     share: float
     most: float  # upper end of the loss's 95 % interval
-    may_be_chance: bool  # whether the base is not significantly better
+    may_be_chance: bool  # whether the base is not significantly better, on all images and on those of each class
     lost: int | None = None  # number of images that only the base classifies correctly; None: not compared by pairs
     gained: int | None = None  # number of images that only the model classifies correctly; None: not compared by pairs
+    worst: ClassLoss | None = None  # the class whose loss is least likely chance; None: no class loses more than chance
+    hidden: ClassLoss | None = None  # `worst`, where the loss of all images may be chance
 
     def text(self, part: str) -> str:
         """Describe it as the end of a sentence about the model."""
@@ -50,7 +67,9 @@ class Loss:
         hidden = f"a loss of up to {100 * max(self.most, 0):.1f} points cannot be excluded"
         if self.lost is None or self.gained is None:
             return f"on {images}, compared by intervals, as no record says which of them are right; {hidden}"
-        return f"on {images} it loses {self.lost} right answers of the base and gains {self.gained}; {hidden}"
+        worst = self.worst
+        of_class = "" if worst is None else f", {worst.text()}"
+        return f"on {images} it loses {self.lost} right answers of the base and gains {self.gained}{of_class}; {hidden}"
 
 
 def loss_of(model: RightCount, base: RightCount) -> Loss:
@@ -61,8 +80,26 @@ def loss_of(model: RightCount, base: RightCount) -> Loss:
         return Loss(model.images, share, base.top1 - low, high >= base.top1)
     lost = (base.which.mask & ~model.which.mask).bit_count()
     gained = (model.which.mask & ~base.which.mask).bit_count()
-    chance = better_by_chance(lost, gained) >= _CHANCE
-    return Loss(model.images, share, _most(lost, gained, model.images), chance, lost, gained)
+    of_all, worst = better_by_chance(lost, gained) >= _CHANCE, _worst_class(model.which, base.which)
+    return Loss(
+        model.images, share, _most(lost, gained, model.images), of_all and worst is None, lost, gained,
+        worst=worst, hidden=worst if of_all else None,
+    )  # fmt: skip
+
+
+def _worst_class(model: RightImages, base: RightImages) -> ClassLoss | None:
+    """The class whose loss is least likely chance; None: no class loses more than chance, or none is recorded.
+
+    The level of the test is divided by the number of classes (Bonferroni).
+    """
+    if not model.classes or model.classes != base.classes:
+        return None
+    losses = []
+    for name, images in model.class_masks():
+        lost, gained = ((a & ~b & images).bit_count() for a, b in ((base.mask, model.mask), (model.mask, base.mask)))
+        losses.append((better_by_chance(lost, gained), ClassLoss(name, images.bit_count(), lost, gained)))
+    probability, worst = min(losses, key=lambda pair: pair[0])
+    return worst if probability < _CHANCE / len(losses) else None
 
 
 def _most(lost: int, gained: int, images: int) -> float:

@@ -109,4 +109,8 @@ def probe_parts(
     train, validation, test = (read(task.part(part)) for part in PARTS)
     parts: dict[JudgedPart, Labelled] = {"validation": validation, "test": test}
     right = {part: probe_answers(names, train, validation, tested) for part, tested in parts.items()}
-    return {name: {part: RightImages.of(right[part][name].tolist()) for part in parts} for name in names}
+    classes: dict[JudgedPart, dict[str, int]] = {
+        part: {name: int((tested.labels == i).sum()) for i, name in enumerate(task.class_names)}
+        for part, tested in parts.items()
+    }
+    return {name: {part: RightImages.of(right[part][name].tolist(), classes[part]) for part in parts} for name in names}

@@ -96,7 +96,9 @@ def from_counts(
     """Make an Accuracy of the results of `count_correct` and, if they are recorded, `count_answers` and `which`."""
     total, restricted, full = (tuple(int(n) for n in row) for row in counts.tolist())
     rows = None if answers is None else tuple(map(tuple, answers.tolist()))
-    packed = None if which is None else RightImages.of(map(bool, which.tolist()))
+    packed = (
+        None if which is None else RightImages.of(map(bool, which.tolist()), dict(zip(class_names, total, strict=True)))
+    )
     return Accuracy(tuple(class_names), total, restricted, full, rows, packed)
 
 

@@ -66,7 +66,7 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
         else:
             with without_values():
                 arguments = dict(spec.timm_args)
-                if spec.depths and whole:
+                if whole:
                     arguments["embed_dim"] = whole
                 network = Network(create_timm_network(spec.timm_name, arguments, prefix="timm_args."))
             if spec.depths and spec.tokens == "class,mean":
@@ -85,7 +85,7 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
             f"{files.spec_file} describes {len(spec.blocks)} blocks of family {spec.family}, and {spec.timm_name} has "
             f"{depth} of {network.family_name}; copy the folder again, or derive it again"
         )
-    if isinstance(network.family, DenseFamily) and whole and spec.embed:
+    if whole and spec.embed:
         device = next(network.parameters()).device
         geometry = network.geometry
         pairs = zip(geometry.bases_at(spec.embed), geometry.bases, strict=True)

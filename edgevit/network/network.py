@@ -323,7 +323,7 @@ class Network(nn.Module):
         if isinstance(self.family, DenseFamily):
             self._find_padding(images)
             return self._without_padding(self.family.outputs_after(self.module, after, images))
-        return self.answers(after[-1])
+        return self.answers(self.blocks[-1].put_out(after[-1]))
 
     def show_last(self, block: int, tokens: Tensor) -> None:
         """Show the tokens after a block to observers of what reads them outside the blocks, if anything does."""

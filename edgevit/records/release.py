@@ -84,7 +84,7 @@ def read_release(folder: Path) -> ReleaseFacts:
     """
     names = [name for name in (CONFIG, PROCESSOR) if (folder / name).is_file()]
     files = {name: READER.json(folder / name, dict[str, Any]) for name in names}
-    config, processor = files.get(CONFIG, {}), files.get(PROCESSOR, {})
+    config, processor = _of_tower(files.get(CONFIG, {})), files.get(PROCESSOR, {})
     preprocessing: PreprocessingFields = {}
     origin: dict[str, str] = {}
     of_processor = _processor_preprocessing(processor) if _is_image_processor(processor) else {}
@@ -110,6 +110,21 @@ def read_release(folder: Path) -> ReleaseFacts:
         unequalled=unequalled,
         folder=folder,
     )
+
+
+# Settings of transformers' image towers that its config.json leaves out where they are the usual ones.
+_TOWERS: Mapping[str, _Content] = {
+    "clip_vision_model": {"num_attention_heads": 12, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
+    "siglip_vision_model": {"num_attention_heads": 12, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6},
+}
+
+
+def _of_tower(config: _Content) -> _Content:
+    """The part of transformers' config.json that describes the image tower of a CLIP or SigLIP; others as they are."""
+    inner = config.get("vision_config")
+    if isinstance(inner, dict) and config.get("model_type") in ("clip", "siglip"):
+        config = {**inner, "model_type": f"{config['model_type']}_vision_model"}
+    return {**_TOWERS.get(str(config.get("model_type")), {}), **config}
 
 
 def _timm_preprocessing(config: _Content) -> _Content:

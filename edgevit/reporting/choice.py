@@ -1,6 +1,7 @@
 """Choose the recommended model: one row for every model at every place, below three baselines.
 
-The recommended model is the cheapest one whose loss against the reference may be chance. The reference is the base
+The recommended model is the cheapest one whose loss against the reference may be chance, on all images and on those
+of each class. The reference is the base
 restricted to the classes, or the fine-tuned base where models were cut from it and it is more accurate. The loss is
 judged by pairs of answers to the same images, or by intervals where records lack the answers (edgevit/data/pairs.py).
 Models are chosen on validation images, and on test images only if the base was probably trained on the validation
@@ -226,6 +227,21 @@ class Panel:
         by_cost = self._by_cost()
         level = [entry for entry in by_cost if are_level(entry, by_cost[0], self.axes[0])]
         return max(level, key=self.merit, default=None)  # among equals the first, which is cheaper
+
+    def worse_in_a_class(self) -> Entry | None:
+        """The most accurate of the models that would be recommended if they did not lose more than chance of a class.
+
+        It costs less than the recommended model, if there is one.
+        """
+        axis, chosen = next(iter(self.axes), None), self.recommended()
+        limit = math.inf if axis is None or chosen is None else cost_on_axis(chosen, axis)
+        refused = [
+            entry
+            for entry in self.models
+            if axis is not None and is_eligible(entry) and (loss := self.loss(entry, self.part)) and loss.hidden
+            and (cost := cost_on_axis(entry, axis)) is not None and limit is not None and cost < limit
+        ]  # fmt: skip
+        return max(refused, key=self.merit, default=None)
 
     def derived(self) -> Entry | None:
         """The recommended one of the models that are not ready-made, or else the most accurate."""

@@ -164,6 +164,12 @@ def answer(panel: Panel) -> str:
     for entry in panel.models if derived is not None else ():
         if entry.kind == READY_MADE and derived is not None and panel.outdoes(entry, derived):
             sentences.append(_outdone(panel, entry, derived))
+    if (refused := panel.worse_in_a_class()) is not None:
+        loss = panel.loss(refused, panel.part)
+        assert loss is not None and loss.hidden is not None
+        sentences.append(
+            f"{refused.title} costs less and is as accurate on all {panel.part} images, but {loss.hidden.text()}."
+        )
     return " ".join(sentences)
 
 

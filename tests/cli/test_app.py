@@ -66,7 +66,7 @@ def test_help_shows_every_default_that_was_written_by_hand(helped: list[tuple[in
 
 
 def test_the_installed_command_knows_its_version() -> None:
-    done = subprocess.run([sys.executable, "-m", "edgevit.cli", "--version"], text=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-m", "edgevit", "--version"], text=True, capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"edgevit {written_by()}\n", "")
 
 

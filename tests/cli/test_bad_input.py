@@ -250,7 +250,7 @@ def test_a_checkpoint_that_is_truncated_or_of_another_architecture(
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"), [("qk_norm=True", "qk-norm"), ("global_pool=map", "attention pooling in the head")]
+    ("argument", "said"), [("qk_norm=True", "qk-norm"), ("scale_mlp_norm=True", "a normalisation inside the FFN")]
 )
 def test_a_model_that_cannot_be_factorised(refused: Any, tmp_path: Path, argument: str, said: str) -> None:
     import timm

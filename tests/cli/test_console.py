@@ -22,7 +22,7 @@ from edgevit.cli.command import with_options
 from edgevit.cli.console import CLOSED, Console, say, write
 from edgevit.text import printable
 
-PROGRAM = [sys.executable, "-m", "edgevit.cli"]
+PROGRAM = [sys.executable, "-m", "edgevit"]
 POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 NAMES = ["x[/b]", "[red]", ":smile:", "[link=file:///x]y", "ä●", "\\[b]", "100 %"]
 

@@ -59,7 +59,7 @@ def test_on_a_terminal_the_states_are_shown_anew_until_nothing_is_left_that_can_
     derive, *_ = read_plan(plan_file).jobs
     derive.folder.mkdir(parents=True)
     ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "edgevit.cli", "fleet", str(plan_file), "--status"]
+    command = [sys.executable, "-m", "edgevit", "fleet", str(plan_file), "--status"]
     with alone_in(derive.folder, OutputError("busy")):
         watching = subprocess.Popen(command, stdout=theirs, env={**os.environ, "COLUMNS": "120"})
         os.close(theirs)

@@ -127,6 +127,19 @@ def test_without_labels_models_are_shown_by_how_like_the_bases_their_features_ar
     assert line in said and "cosine, same neighbours on 20 test images" in said and "0.9300" in said
 
 
+def test_a_smaller_model_that_loses_a_class_is_named(edgevit_main: Any, tmp_path: Path) -> None:
+    points = []
+    for folder, rate, cracks in (("base", None, 30), ("r0.5", 0.5, 29), ("r0.9", 0.9, 18)):
+        right = [i < cracks for i in range(30)] + [i < 270 - cracks for i in range(270)]
+        which = RightImages.of(right, {"crack": 30, "whole": 270})
+        judged = {"validation": which, "test": which}
+        points.append(SweepPoint(folder, rate, 270, 300, round(100 * (1 - (rate or 0))), 9, judged=judged))
+    write_sweep(tmp_path, Sweep({}, "validation", "2026-01-01T00:00:00+00:00", {"edgevit": "0.1.0"}, tuple(points)))
+    out = " ".join(edgevit_main("show", tmp_path).out.split())
+    assert "r0.5 is the smallest model whose loss against the base may be chance" in out
+    assert "r0.9 is as accurate on all of them and smaller, but of the 30 of 'crack' it loses 12 and gains 0" in out
+
+
 @pytest.mark.parametrize(("on_test", "part"), [((260, 255), "validation"), ((220, 215), "test")])
 def test_the_part_that_decides_is_named_and_so_is_a_base_that_was_trained_on_the_validation_images(
     edgevit_main: Any, tmp_path: Path, on_test: tuple[int, int], part: Any

@@ -54,6 +54,24 @@ def test_few_images_leave_a_larger_loss_that_cannot_be_excluded(
     )
 
 
+@pytest.mark.parametrize(
+    ("lost", "classes", "may_be_chance"),
+    [(7, {"crack": 30, "whole": 270}, False), (6, {"crack": 30, "whole": 270}, True), (7, None, True),
+     (7, {"crack": 30, "dust": 90, "dirt": 90, "whole": 90}, True)],
+)  # fmt: skip
+def test_a_class_of_few_images_may_be_lost_while_the_accuracy_of_all_stays(
+    lost: int, classes: dict[str, int] | None, may_be_chance: bool
+) -> None:
+    """The model misses cracks that the base finds, and is right on as many other images. Seven of seven: 1 in 128."""
+    of_base = [True] * 30 + [i >= 10 for i in range(270)]
+    of_model = [i >= lost for i in range(30)] + [i >= 10 - lost for i in range(270)]
+    loss = loss_of(*(RightCount.of(RightImages.of(flags, classes)) for flags in (of_model, of_base)))
+    assert (loss.lost, loss.gained, loss.may_be_chance) == (lost, lost, may_be_chance)
+    text = f"and gains {lost}, of the 30 of 'crack' it loses {lost} and gains 0; a loss of up to"
+    assert (text in loss.text("test")) == (not may_be_chance)
+    assert (loss.hidden is not None) == (not may_be_chance)
+
+
 def test_without_a_record_of_which_images_are_right_the_interval_of_the_share_decides() -> None:
     base = RightCount(270, 300)
     worse, level, better = (loss_of(RightCount(right, 300), base) for right in (257, 262, 271))

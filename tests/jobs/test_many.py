@@ -215,7 +215,7 @@ def test_workers_end_with_their_parent_and_what_trains_keeps_its_state(plan: Any
         methods=[{"name": "vulcan", "training": TRAINING}],
     )
     history = tmp_path / "out" / "odd-half-vulcan.partial" / "history.jsonl"
-    program = Program("-m", "edgevit.cli", "derive-many", file, new_session=True)
+    program = Program("-m", "edgevit", "derive-many", file, new_session=True)
     while not (history.is_file() and '"step": 3' in history.read_text()):
         assert program.poll() is None
         time.sleep(0.05)
@@ -247,7 +247,7 @@ def _wait_until_gone(processes: list[int]) -> None:
 
 def test_ctrl_c_while_a_worker_starts_is_one_line(plan: Any, tmp_path: Path) -> None:
     file, begun = plan(checkpoint=str(write_checkpoint(tmp_path))), tmp_path / "out" / "results.json"
-    program = Program("-m", "edgevit.cli", "derive-many", file, new_session=True)
+    program = Program("-m", "edgevit", "derive-many", file, new_session=True)
     while not begun.exists() and program.poll() is None:
         time.sleep(0.05)
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does

@@ -18,6 +18,16 @@ def test_bits_are_those_of_the_images_in_their_order() -> None:
         assert (packed.images, packed.right, packed.flags()) == (images, sum(flags), flags)
 
 
+def test_the_images_of_a_class_follow_those_of_the_classes_before_it() -> None:
+    flags = [True, False, True, True, False, True, True, True, False, False]
+    packed = RightImages.of(flags, {"a": 3, "b": 0, "c": 7})
+    assert [(name, (packed.mask & mask).bit_count()) for name, mask in packed.class_masks()] == [
+        ("a", 2), ("b", 0), ("c", 4),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="classes have 9 images, and there are 10"):
+        RightImages.of(flags, {"a": 3, "c": 6})
+
+
 @pytest.mark.parametrize(("images", "bits"), [(16, "/w=="), (9, "/8E="), (8, "?"), (8, "//8=")])
 def test_bits_of_other_images_are_refused(images: int, bits: str) -> None:
     with pytest.raises(ValueError, match="bits are not"):

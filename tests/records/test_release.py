@@ -48,6 +48,18 @@ def test_sizes_are_those_of_one_network_under_timms_names(tmp_path: Path) -> Non
     assert swin.sizes == {"depths": ("depths", [2, 2])} and swin.trained_size is None
 
 
+def test_the_image_tower_of_a_clip_or_siglip_is_described_by_its_part_of_the_file(tmp_path: Path) -> None:
+    inner = {"model_type": "clip_vision_model", "hidden_size": 64, "image_size": 32, "num_attention_heads": 4}
+    config = {"model_type": "clip", "text_config": {"model_type": "clip_text_model"}, "vision_config": inner}
+    release = read_release(write(tmp_path, config=config))
+    assert (release.model_type, release.trained_size) == ("clip_vision_model", (32, 32))
+    assert release.arguments == {"num_heads": 4, "act_layer": "quick_gelu", "norm_eps": 1e-5}
+    bare = {"model_type": "siglip", "vision_config": {"model_type": "siglip_vision_model"}}
+    siglip = {"num_heads": 12, "act_layer": "gelu_tanh", "norm_eps": 1e-6}
+    assert read_release(write(tmp_path, config=bare)).arguments == siglip
+    assert read_release(write(tmp_path, config=bare["vision_config"])).arguments == siglip
+
+
 def test_the_network_of_timm_has_the_image_size_of_its_arguments_if_they_say_one(tmp_path: Path) -> None:
     config = {"architecture": "vit", "num_classes": 3, "pretrained_cfg": {"input_size": [3, 64, 32]}}
     release = read_release(write(tmp_path, config=config))

@@ -425,6 +425,24 @@ def on_images(right: int, total: int, first: int = 0) -> RightImages:
     return RightImages.of(first <= i < first + right for i in range(total))
 
 
+def test_a_cheaper_model_that_loses_a_class_is_named_and_not_recommended(tmp_path: Path) -> None:
+    classes = {"cat": 30, "dog": 170}
+    for name, cats in (("small", 21), ("large", 29)):
+        base, model = (
+            RightImages.of([i < n for i in range(30)] + [i < 192 - n for i in range(170)], classes) for n in (30, cats)
+        )
+        answers = {part: PartAnswers(base, model) for part in ("validation", "test")}
+        validation = ValidationRecord(200, 192, 192)
+        write_folder(
+            tmp_path / name, derivation=derived(GOOD, validation=validation, answers=answers), macs=10**5 * cats
+        )
+    (panel,) = panels(gather([tmp_path]))
+    assert [entry.title for entry in panel.reaching()] == ["large"]
+    assert answer(panel).endswith(
+        "small costs less and is as accurate on all validation images, but of the 30 of 'cat' it loses 9 and gains 0."
+    )
+
+
 def test_models_are_compared_with_their_base_by_pairs(tmp_path: Path) -> None:
     """Of 100 validation images 6 and 10 that are lost are more than chance, and 5 are not; all reach it on test."""
     for name, first in (("small", 0), ("large", 4)):

@@ -53,6 +53,35 @@ def hugging_face(state: dict[str, Tensor], prefix: str, *, modules: bool = False
     return found
 
 
+def hugging_face_tower(state: dict[str, Tensor], prefix: str = "vision_model.") -> dict[str, Tensor]:
+    """What transformers calls the weights of the image tower of a CLIP or a SigLIP, of a timm ViT."""
+    names = [
+        (r"^cls_token$", "embeddings.class_embedding"), (r"^patch_embed\.proj\.", "embeddings.patch_embedding."),
+        (r"^pos_embed$", "embeddings.position_embedding.weight"), (r"^norm_pre\.", "pre_layrnorm."),
+        (r"^norm\.", "post_layernorm."), (r"^blocks\.(\d+)\.", r"encoder.layers.\1."),
+        (r"\.norm([12])\.", r".layer_norm\1."), (r"\.attn\.proj\.", ".self_attn.out_proj."),
+        (r"^attn_pool\.latent$", "head.probe"), (r"^attn_pool\.proj\.", "head.attention.out_proj."),
+        (r"^attn_pool\.norm\.", "head.layernorm."), (r"^attn_pool\.mlp\.", "head.mlp."),
+    ]  # fmt: skip
+    renamed = {}
+    for name, value in state.items():
+        if name == "cls_token":
+            value = value.flatten()
+        elif name == "pos_embed":
+            value = value[0]
+        for pattern, replacement in names:
+            name = re.sub(pattern, replacement, name)
+        if ".attn.qkv." in name:
+            for part, rows in zip("qkv", value.chunk(3), strict=True):
+                renamed[prefix + name.replace(".attn.qkv.", f".self_attn.{part}_proj.")] = rows
+        elif name.startswith("attn_pool.q."):
+            both = torch.cat([value, state[name.replace(".q.", ".kv.")]])
+            renamed[prefix + name.replace("attn_pool.q.", "head.attention.in_proj_")] = both
+        elif not name.startswith("attn_pool.kv."):
+            renamed[prefix + name] = value
+    return renamed
+
+
 def torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """What torchvision calls the weights of a timm ViT."""
     names = [

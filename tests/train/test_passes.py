@@ -141,3 +141,4 @@ def test_accuracy_is_the_share_of_images_that_are_right_whatever_the_batches(
         seen = accuracy_of(network.with_columns([3, 7, 9]), images, ["3", "7", "9"], passes)
         assert (sum(seen.restricted), seen.images) == (int(right.sum()), 70)
         assert seen.which is not None and seen.which.flags() == right.tolist()
+        assert seen.which.classes == {str(n): int((labels == i).sum()) for i, n in enumerate((3, 7, 9))}

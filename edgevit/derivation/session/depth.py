@@ -18,6 +18,7 @@ from edgevit.derivation.plan import Plan
 from edgevit.derivation.problem import Derived, Problem, distillation_for, train_for
 from edgevit.errors import OptionError
 from edgevit.network.copies import bare_copy
+from edgevit.network.dense import DenseFamily
 from edgevit.network.network import Network
 from edgevit.train.passes import Passes
 
@@ -41,7 +42,7 @@ def check_removal(network: Network, count: int) -> None:
     Raises:
         OptionError: it has too few, or its head reads several of them.
     """
-    if network.ends.read:
+    if network.ends.read and isinstance(network.family, DenseFamily):
         raise OptionError(
             f"--remove-blocks {count}: the head of this base reads several blocks; derive from the base without "
             "a head, which then gets one of the last block alone"

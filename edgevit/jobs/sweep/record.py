@@ -192,6 +192,14 @@ class Sweep:
             as_good = [] if self.reference is None else [p for p in self.derived if self.loss(p).may_be_chance]
         return min(as_good, key=lambda point: point.macs, default=None)
 
+    def worse_in_a_class(self) -> SweepPoint | None:
+        """The most accurate model that is smaller than the chosen one, and not chosen for what it loses of a class."""
+        chosen = self.chosen()
+        if not self.has_labels or self.reference is None:
+            return None
+        smaller = [p for p in self.derived if (chosen is None or p.macs < chosen.macs) and self.loss(p).hidden]
+        return max(smaller, key=lambda point: point.top1, default=None)
+
     def recalled(self) -> str | None:
         """A warning that the base was probably trained on the validation images; None: nothing suggests it."""
         if self.base is None or self.base.probes:  # probes are fitted to training images

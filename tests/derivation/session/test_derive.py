@@ -102,7 +102,7 @@ def test_two_processes_match_one(checkpoint, tmp_path, image_folder):
         # --multi_gpu means several processes here; with --device cpu they talk through gloo
         sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
         "--num_machines", "1", "--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no",
-        "-m", "edgevit.cli", "derive", "vit_tiny_patch16_224", "--checkpoint", str(checkpoint), *arguments,
+        "-m", "edgevit", "derive", "vit_tiny_patch16_224", "--checkpoint", str(checkpoint), *arguments,
         "--mean=0.5", "--std=0.5", "--crop-pct=1.0", "--interpolation=bicubic", "--data=digits", "--classes=3,7,9",
         "--rate=0.5", "--method=vulcan", "--steps=6", "--batch-size=24", "--device=cpu", "--evaluations=2", "--lr=1e-4",
         "--no-early-stop", "--accept-weak-base", "--quiet", "--json", "--out", str(tmp_path / "two"),

@@ -150,7 +150,7 @@ def test_a_driver_that_is_killed_leaves_what_the_same_command_ends_bit_identical
     assert all(state.passed for state in fleet(serial))
 
     file, out = fleet_plan(**changes, workers=2), tmp_path / "fleet"
-    program = Program("-m", "edgevit.cli", "fleet", file, new_session=True)
+    program = Program("-m", "edgevit", "fleet", file, new_session=True)
     while len(list(out.glob(f"jobs/*/{RECORD}"))) < 10:
         assert program.poll() is None, program.stderr
         time.sleep(0.05)
@@ -158,7 +158,7 @@ def test_a_driver_that_is_killed_leaves_what_the_same_command_ends_bit_identical
     program.wait()
     time.sleep(1)  # its workers end by themselves
     before = {name: stamp for name, stamp in stamps(out / "jobs").items() if name.endswith(RECORD)}
-    ended = Program("-m", "edgevit.cli", "fleet", file, "--json")
+    ended = Program("-m", "edgevit", "fleet", file, "--json")
     assert code_of(ended) == 0, ended.stderr
     states = json.loads(ended.stdout)["jobs"]
     assert len(states) == 36 and {state["state"] for state in states} == {"done"}

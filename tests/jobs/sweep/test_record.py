@@ -56,6 +56,22 @@ def test_models_that_were_judged_on_the_same_images_are_compared_by_pairs() -> N
     assert sweep_of(BASE, few).loss(few).lost is None, "an older record of the base"
 
 
+def test_a_smaller_model_that_loses_a_class_is_not_chosen_and_is_named() -> None:
+    """Of 300 images both are right on 270; the smaller one misses nine of the 30 of a rare class."""
+    classes = {"crack": 30, "whole": 270}
+
+    def judged(one: SweepPoint, cracks: int, others: int) -> SweepPoint:
+        right = [i < cracks for i in range(30)] + [i < others for i in range(270)]
+        return replace(one, judged={part: RightImages.of(right, classes) for part in ("validation", "test")})
+
+    base, small = judged(BASE, 30, 240), judged(point(0.9, 270, 10), 21, 249)
+    sweep = sweep_of(base, judged(point(0.5, 270, 50), 29, 241), small)
+    assert sweep.chosen().rate == 0.5 and sweep.worse_in_a_class() == small
+    assert sweep.loss(small).hidden.text() == "of the 30 of 'crack' it loses 9 and gains 0"
+    assert sweep_of(base, small).chosen() is None and sweep_of(base, small).worse_in_a_class() == small
+    assert sweep_of(base, judged(small, 29, 241)).worse_in_a_class() is None
+
+
 def test_a_ready_made_model_outdoes_one_that_is_not_faster_or_better() -> None:
     model, rival = point(0.9, 258, 10), replace(point(None, 257, 10), folder="cnn")
     sweep = replace(sweep_of(BASE, model), ready_made=(rival,))

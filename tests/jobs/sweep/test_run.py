@@ -264,6 +264,7 @@ def test_features_are_judged_by_probes_on_the_parts_of_their_derivation(
         assert point.probes is not None and list(point.probes) == ["linear", "knn"]
         assert (point.right, point.images) == (point.probes["linear"]["validation"].right, len(task.validation))
         assert point.probes["knn"]["test"].images == len(task.test)
+        assert list(point.probes["linear"]["test"].classes or {}) == task.class_names
     assert min(base.probes["knn"]["test"].right, base.probes["linear"]["test"].right) > 0.6 * len(task.test)
     assert small.similarity == ModelFolder(folder).derivation().similarity and found.part == "validation"
     # the nearest training image by the folder that was written, by hand

@@ -163,7 +163,7 @@ def _refused() -> list[Any]:
         ("vit_tiny_patch16_224", {**small, "mlp_layer": timm.layers.GatedMlp}, "FFN is GatedMlp"),
         ("vit_tiny_patch16_224", {**small, "mlp_layer": timm.layers.SwiGLU, "scale_mlp_norm": True}, "inside the FFN"),
         ("vit_tiny_patch16_224", {**small, "attn_layer": "diff"}, "attention is DiffAttention"),
-        ("vit_tiny_patch16_224", {**small, "global_pool": "map", "class_token": False}, "attention pooling"),
+        ("vit_tiny_patch16_224", {**small, "global_pool": "map", "class_token": False, "fc_norm": True}, "a norm"),
         ("vit_tiny_patch16_224", {**small, "block_fn": ParallelScalingBlock}, "ParallelSc"),
         ("vit_tiny_patch16_224", {**small, "in_chans": 1}, "1 channel"),
         ("vit_tiny_r_s16_p8_224", {"img_size": 32, "depth": 1}, "HybridEmbed"),

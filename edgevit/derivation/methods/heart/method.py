@@ -118,8 +118,8 @@ def check_options(target: Target, config: Config) -> None:
     """
     if target.network.ends.read:
         raise OptionError(
-            "heart drops tokens, and the head of this base reads those after several blocks; derive from the base "
-            "without a head, which then gets one of the last block alone, or with another --method"
+            "heart drops tokens, and the head of this base reads all of those after some blocks; derive from the base "
+            "without a head, which then gets one of a token or their mean, or with another --method"
         )
     if config.gates == "soft" and not target.network.ends.reads_mean:
         raise OptionError(

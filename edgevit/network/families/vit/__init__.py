@@ -25,7 +25,7 @@ from edgevit.network.anatomy import Axis, Block, BlockDims, Decoder, Site, SiteK
 from edgevit.network.copies import bare_copy, without_values
 from edgevit.network.cost import Geometry, NetworkStage, attention_terms, ffn_terms
 from edgevit.network.families import architecture
-from edgevit.network.families.vit import embedding, tokens
+from edgevit.network.families.vit import embedding, pooling, tokens
 from edgevit.network.families.vit import interchange as interchange
 from edgevit.network.families.vit.parts import (
     attn_of,
@@ -117,10 +117,8 @@ def check(model: Any, *, alone: bool = True) -> None:
             f"cannot prune {name}: it reads {patch.proj.in_channels} channel(s), and images are read as RGB: "
             f"train the base on 3 channels (grey images are read as RGB, too)"
         )
-    if alone and getattr(model, "attn_pool", None) is not None:
-        raise UnsupportedModelError(
-            f"cannot prune {name}: attention pooling in the head is not supported; try --model-arg global_pool=token"
-        )
+    if alone and pooling.of(model) is not None and (reason := pooling.reason_against(model)):
+        raise UnsupportedModelError(f"cannot prune {name}: {reason}")
     for index, block in enumerate(model.blocks):
         if reason := _reason_against(block):
             raise UnsupportedModelError(f"cannot prune {name}: in block {index}, {reason}")
@@ -145,7 +143,7 @@ def blocks(model: Any) -> list[BlockLayers]:
 def _block_layers(model: Any, index: int, frozen: Mapping[Axis, str]) -> BlockLayers:
     block = model.blocks[index]
     attn, mlp = attn_of(block), mlp_of(block)
-    is_last, put_out = index == len(model.blocks) - 1, _tokens_put_out(model) > 1
+    is_last, put_out = index == len(model.blocks) - 1, _tokens_put_out(model) > 1 or pooling.of(model) is not None
     axes: dict[Axis, str] = {**tokens.frozen(block, is_last=is_last, put_out=put_out), **frozen}
     attention, ffn = None, None
     if attn is not None:
@@ -200,13 +198,15 @@ def _around(block: Any, number: int) -> dict[str, Any]:
 
 def ends(model: Any) -> Ends:
     classifiers = (model.head, model.head_dist) if isinstance(model, VisionTransformerDistilled) else (model.head,)
-    patch = model.patch_embed
+    patch, last = model.patch_embed, model.blocks[-1]
+    read = () if pooling.of(model) is None else (last,)
     return Ends(
         input_size=(patch.proj.in_channels, *patch.img_size),
-        final=model.norm,
-        norm=embedding.final_norm(model),
+        final=last if read else model.norm,
+        norm=None if read else embedding.final_norm(model),
         reads_mean=_reads_mean(model),
         classifiers=classifiers if all(isinstance(layer, nn.Linear) for layer in classifiers) else (),
+        read=read,
     )
 
 
@@ -318,6 +318,8 @@ def with_embedding(
         attention = None if a is None else a.rebased(encode, embedding.fold(block.norm1, block.ls1), next(remaining))
         ffn = None if f is None else f.rebased(encode, embedding.fold(block.norm2, block.ls2), next(remaining))
         rebased.append(replace(weights, attention=attention, ffn=ffn))
+    if not read and pooling.of(model) is not None:
+        read = (len(model.blocks) - 1,)
     slim = build(model, rebased)
     for block in slim.blocks:
         embedding.reset_norms(block, len(encode))
@@ -363,7 +365,7 @@ def geometry(model: Any) -> Geometry:
     linear = embedding.linear_ends(model)
     # Where a head reads tokens of the whole width, that is the width of the last norm.
     of_norm = sum(p.numel() for p in embedding.final_norm(model).parameters()) if linear else 0
-    patches = model.patch_embed.num_patches
+    of_pool, patches = pooling.params(model), model.patch_embed.num_patches
     stage = NetworkStage(
         dim, patches + model.num_prefix_tokens, attention, ffn, grid=model.patch_embed.grid_size,
         restores=len(linear), whole=linear[-1].out_features if linear else 0,
@@ -376,8 +378,9 @@ def geometry(model: Any) -> Geometry:
         classifier_heads=len(classifiers) or 1,
         classified=_tokens_put_out(model),
         joined=model.fc_norm.joined if isinstance(model.fc_norm, tokens.TokenChoice) else 1,
-        other_params=sum(p.numel() for p in outside) - in_classifiers - of_norm,
-        head_params=of_norm + sum(layer.bias.numel() for layer in linear if layer.bias is not None),
+        other_params=sum(p.numel() for p in outside) - in_classifiers - of_norm - of_pool,
+        head_macs=pooling.macs(model),
+        head_params=of_norm + of_pool + sum(layer.bias.numel() for layer in linear if layer.bias is not None),
         sites=tuple(layer.site for b in blocks(model) for layer in (b.attention, b.ffn) if layer is not None),
     )
 

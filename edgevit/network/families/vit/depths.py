@@ -70,4 +70,5 @@ def tokens_after(model: Any, depths: Sequence[int], tokens: TokenOutput) -> Dept
         raise UnsupportedModelError(f"{architecture(model)} has no class token; try --output features:patches@{text}")
     backbone: Any = bare_copy(model)
     backbone.reset_classifier(0)
+    backbone.attn_pool = None
     return Depths(backbone, depths, tokens)

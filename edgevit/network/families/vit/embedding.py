@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from edgevit.network.anatomy import Decoder, Fold
 from edgevit.network.copies import without_values
+from edgevit.network.families.vit import pooling
 from edgevit.network.families.vit.slim import SlimBlock
 
 _POOLS = ("token", "avg", "")  # linear, so that they commute with a change of basis
@@ -38,7 +39,7 @@ def reason_against(model: Any) -> str | None:
         return "a norm before the first block scales the tokens channel by channel"
     if not isinstance(model.patch_embed.norm, nn.Identity):
         return "a norm of the patches scales the tokens channel by channel"
-    if model.global_pool not in _POOLS:
+    if model.global_pool not in _POOLS and pooling.of(model) is None:
         return f"pooling by {model.global_pool!r} compares the tokens channel by channel"
     if final_norm(model) is None:
         return "no norm subtracts their mean before the head"

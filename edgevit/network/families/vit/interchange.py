@@ -7,6 +7,8 @@ from typing import Any
 from timm.models.vision_transformer import VisionTransformer
 
 from edgevit.network.families import plain_creation
+from edgevit.network.families.vit import pooling
+from edgevit.network.families.vit.embedding import linear_ends
 from edgevit.network.families.vit.names import fitted as fitted
 from edgevit.network.families.vit.names import named as named
 from edgevit.network.families.vit.parts import attn_of, is_post_norm, mlp_of
@@ -19,7 +21,10 @@ from edgevit.network.families.vit.slim import SlimAttention
 from edgevit.network.families.vit.tokens import TokenBlock, TokenChoice
 from edgevit.network.weights import TimmArguments
 
-model_types = ("vit", "deit", "vit_mae", "vit_msn", "ijepa", "dinov2", "dinov2_with_registers", "dinov3_vit")
+model_types = (
+    "vit", "deit", "vit_mae", "vit_msn", "ijepa", "dinov2", "dinov2_with_registers", "dinov3_vit", "clip_vision_model",
+    "siglip_vision_model",
+)  # fmt: skip
 
 _IMPORT = """from timm.models.vision_transformer import Attention
 
@@ -59,7 +64,8 @@ def stated_arguments(module: Any) -> TimmArguments:
     if isinstance(module, VisionTransformer) and not isinstance(module, WithoutPositions):
         arguments |= {"no_embed_class": module.no_embed_class, "global_pool": module.global_pool}
         attention = next((attn for block in module.blocks if (attn := attn_of(block)) is not None), None)
-        arguments |= {} if attention is None else {"num_heads": attention.num_heads}
+        heads = attention if pooling.of(module) is None else pooling.of(module)  # which has those of the base
+        arguments |= {} if heads is None else {"num_heads": heads.num_heads}
     return arguments | ({"norm_eps": module.norm_eps} if hasattr(module, "norm_eps") else {})
 
 
@@ -67,7 +73,7 @@ def timm_arguments(module: Any, depth: int, embed: int) -> TimmArguments:
     changed = {} if len(module.blocks) == depth else {"depth": len(module.blocks)}
     if module.embed_dim != embed:
         # timm requires a multiple of the number of heads; the heads of blocks are set by `resize`.
-        changed |= {"embed_dim": module.embed_dim, "num_heads": 1}
+        changed |= {"embed_dim": module.embed_dim} | ({} if pooling.of(module) else {"num_heads": 1})
     return changed
 
 
@@ -77,6 +83,8 @@ def plain_loader(model: Any) -> str | None:
     None where timm has no such attention, and where tokens leave, for which it has no module.
     """
     if any(isinstance(attn_of(block), SlimAttention) or isinstance(block, TokenBlock) for block in model.blocks):
+        return None
+    if linear_ends(model):
         return None
     post_norm = any(map(is_post_norm, model.blocks))
     attention = "x + b.norm1(b.attn(x))" if post_norm else "x + b.ls1(b.attn(b.norm1(x)))"

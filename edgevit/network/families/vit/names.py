@@ -1,9 +1,10 @@
 """Convert the names of weights of other programs to those of timm.
 
 Supported are timm; torchvision's ViT; Hugging Face's ViT, DeiT and DINOv2, also with registers, with the names in their
-files and of the modules of transformers 5; the official release of DINOv2; and for DINOv3 timm's class, the official
-release and Hugging Face. Renaming, joining and adding do not change the function. Only position embeddings may be
-resampled for another size of images, in the way of the program that wrote the weights.
+files and of the modules of transformers 5, and the image towers of its CLIP and SigLIP; the official release of DINOv2;
+and for DINOv3 timm's class, the official release and Hugging Face. Renaming, joining and adding do not change the
+function. Only position embeddings may be resampled for another size of images, in the way of the program that wrote the
+weights.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgevit.errors import CheckpointError
-from edgevit.network.families.vit.shapes import PATCHES, REGISTERS
+from edgevit.network.families.vit.shapes import PATCHES, POOL, REGISTERS
 from edgevit.network.weights import State, Weights, first_names
 
 # Replacements in each name, in this order. Blocks of Hugging Face have one of two sets of names: that of files, or that
@@ -62,6 +63,25 @@ _HUGGING_FACE_DINOV3 = [
     (r"\.mlp\.gate_proj\.", ".mlp.fc1_g."),
     (r"\.mlp\.up_proj\.", ".mlp.fc1_x."),  # fc1 without a gate
     (r"\.mlp\.down_proj\.", ".mlp.fc2."),
+]
+_HUGGING_FACE_TOWER = [  # of CLIP and SigLIP, whose text towers are left out
+    (r"^(.*\.)?vision_model\.", ""),
+    (r"^embeddings\.class_embedding$", "cls_token"),
+    (r"^embeddings\.patch_embedding\.", "patch_embed.proj."),
+    (r"^embeddings\.position_embedding\.weight$", "pos_embed"),
+    (r"^pre_layrnorm\.", "norm_pre."),
+    (r"^post_layernorm\.", "norm."),
+    (r"^encoder\.layers\.(\d+)\.", r"blocks.\1."),
+    (r"\.layer_norm([12])\.", r".norm\1."),
+    (r"\.self_attn\.q_proj\.", ".attn.query."),
+    (r"\.self_attn\.k_proj\.", ".attn.key."),
+    (r"\.self_attn\.v_proj\.", ".attn.value."),
+    (r"\.self_attn\.out_proj\.", ".attn.proj."),
+    (r"^head\.probe$", POOL),
+    (r"^head\.attention\.out_proj\.", "attn_pool.proj."),
+    (r"^head\.attention\.", "attn_pool."),
+    (r"^head\.layernorm\.", "attn_pool.norm."),
+    (r"^head\.mlp\.", "attn_pool.mlp."),
 ]
 _TORCHVISION = [
     (r"^class_token$", "cls_token"),
@@ -110,16 +130,23 @@ def named(state: Mapping[str, Tensor]) -> Weights:
         if any(name.endswith(f"embeddings.patch_embeddings.{patches}") for name in state):
             rules, origin = names, "transformers"
             notes = ["the weights have Hugging Face's names, and are read as timm's"]
+    if any(name.endswith("embeddings.patch_embedding.weight") for name in state):
+        rules, origin = _HUGGING_FACE_TOWER, "transformers"
+        notes = ["the weights have Hugging Face's names, and are read as timm's"]
     if {"class_token", "conv_proj.weight", "encoder.pos_embedding"} <= state.keys():
         rules, origin = _TORCHVISION, "torchvision"
         notes = ["the weights have torchvision's names, and are read as timm's"]
     renamed = {_renamed(name, rules): value.to(torch.float32) for name, value in state.items()}
     if rules is _HUGGING_FACE_DINOV3 and not any(".mlp.fc1_g." in name for name in renamed):
         renamed = {name.replace(".mlp.fc1_x.", ".mlp.fc1."): value for name, value in renamed.items()}
-    if rules is not _HUGGING_FACE:
+    if rules is _HUGGING_FACE_TOWER:
+        _shape_tower(renamed)
+    elif rules is not _HUGGING_FACE:
         _without_key_biases(renamed)
     for whole, parts in _JOINED.items():
         _join(renamed, whole, parts)
+    if rules is _HUGGING_FACE_TOWER and renamed.pop("visual_projection.weight", None) is not None:
+        notes.append("the linear map of CLIP to what images and texts share is left out: features are those before it")
     head, token = renamed.get("head.weight"), renamed.get("cls_token")
     if head is not None and token is not None and head.ndim == 2 and head.shape[1:] == (2 * token.numel(),):
         notes.append(
@@ -153,6 +180,17 @@ def _join(state: State, whole: str, parts: tuple[str, ...]) -> None:
         names = [f"{match[1]}{part}.{match[2]}" for part in parts]
         if all(name in state for name in names):
             state[f"{match[1]}{whole}.{match[2]}"] = torch.cat([state.pop(name) for name in names])
+
+
+def _shape_tower(state: State) -> None:
+    """Give the tokens of an image tower timm's shapes, in place, and split the matrices of its pooling."""
+    state |= {
+        name: state[name].reshape(1, -1, state[name].shape[-1]) for name in ("cls_token", "pos_embed") if name in state
+    }
+    for part in ("weight", "bias"):
+        if (packed := state.pop(f"attn_pool.in_proj_{part}", None)) is not None:
+            rows = len(packed) // 3
+            state |= {f"attn_pool.q.{part}": packed[:rows], f"attn_pool.kv.{part}": packed[rows:]}
 
 
 def _without_key_biases(state: State) -> None:

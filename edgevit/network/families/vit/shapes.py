@@ -16,9 +16,20 @@ from edgevit.network.weights import TimmArguments, mlp_ratio
 
 _HEAD_WIDTH = 64  # width of a head in nearly every ViT
 PATCHES = "patch_embed.proj.weight"
+POOL = "attn_pool.latent"
 REGISTERS = "register_tokens"  # name of DINOv2's registers; its positions count the class token and no register
 # Timm's name of the size, by embedding width.
 _SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge", 1536: "giant"}
+
+_CLIP = {  # timm's name of the network, by embedding width and size of a patch
+    (768, 32): "vit_base_patch32_clip_224", (1024, 14): "vit_large_patch14_clip_224",
+    (1280, 14): "vit_huge_patch14_clip_224",
+}  # fmt: skip
+_SIGLIP = {  # timm's name of the network, by embedding width and size of a patch
+    (768, 32): "vit_base_patch32_siglip_256", (1024, 16): "vit_large_patch16_siglip_256",
+    (1152, 14): "vit_so400m_patch14_siglip_224", (1152, 16): "vit_so400m_patch16_siglip_256",
+    (1536, 16): "vit_giantopt_patch16_siglip_256",
+}  # fmt: skip
 
 
 def shape_arguments(state: Mapping[str, Tensor], *, no_embed_class: bool = False) -> TimmArguments:
@@ -55,7 +66,9 @@ def shape_arguments(state: Mapping[str, Tensor], *, no_embed_class: bool = False
         arguments["global_pool"] = "avg"
     elif "norm.weight" in state and "fc_norm.weight" not in state:
         arguments["fc_norm"] = False
-    if not arguments["class_token"]:
+    if POOL in state:
+        arguments["global_pool"] = "map"
+    elif not arguments["class_token"]:
         arguments |= {"global_pool": "avg", "fc_norm": "fc_norm.weight" in state}
     arguments |= _of_positions(state, arguments, (height, width), no_embed_class=no_embed_class)
     return arguments
@@ -146,9 +159,13 @@ def guessed_name(state: Mapping[str, Tensor]) -> str | None:
         return f"vit_{size if size in ('small', 'base', 'large') else 'base'}_patch16_dinov3"
     if "dist_token" in state:
         return f"deit_{size if size in ('tiny', 'small', 'base') else 'base'}_distilled_patch16_224"
+    if POOL in state:
+        return _SIGLIP.get((arguments["embed_dim"], patch), "vit_base_patch16_siglip_224")
     if arguments["init_values"] is not None and patch == 14:
         registers = "_reg4" if arguments["reg_tokens"] else ""
         return f"vit_{size if size in ('small', 'base', 'large', 'giant') else 'base'}_patch14{registers}_dinov2"
+    if arguments["pre_norm"]:
+        return _CLIP.get((arguments["embed_dim"], patch), "vit_base_patch16_clip_224")
     if size in ("huge", "giant"):
         return f"vit_{size}_patch14_224"
     return f"vit_{size}_patch32_224" if patch == 32 and size != "tiny" else f"vit_{size}_patch16_224"

@@ -173,7 +173,7 @@ def choose_tokens(model: Any, tokens: TokenOutput) -> None:
         raise UnsupportedModelError(f"{name} has no class token; try --output features:patches")
     if hasattr(model, "head_dist") or not isinstance(model.fc_norm, nn.Identity):
         raise UnsupportedModelError(f"the head of {name} does not read tokens one by one; try --output features")
-    model.global_pool = ""
+    model.global_pool, model.attn_pool = "", None
     model.fc_norm = choice = TokenChoice(tokens, model.num_prefix_tokens)
     if choice.joined > 1 and isinstance(model.head, nn.Linear):
         model.head = widened(model, model.head.out_features)

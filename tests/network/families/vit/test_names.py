@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from foreign_names import hugging_face, torchvision
+from foreign_names import hugging_face, hugging_face_tower, torchvision
 from safetensors.torch import save_file
 from small_base import ARGS, NAME, outputs
 from torch import Tensor, nn
@@ -64,6 +65,33 @@ def test_a_classifier_of_hugging_face_answers_as_timms_does(
     assert torch.equal(outputs(model.module), outputs(network))
     assert isinstance(model, Model) and model.spec.outputs == 7
     assert notes == ["the weights have Hugging Face's names, and are read as timm's"]
+
+
+@pytest.mark.parametrize("prefix", ["", "vision_model.", "vision_tower.vision_model."])
+@pytest.mark.parametrize(
+    ("kind", "name", "act"),
+    [("siglip", "vit_base_patch16_siglip_224", "gelu_tanh"), ("clip", "vit_base_patch16_clip_224", "quick_gelu")],
+)
+def test_the_image_tower_of_a_folder_of_hugging_face_puts_out_what_timms_does(
+    tmp_path: Path, kind: str, name: str, act: str, prefix: str
+) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model(name, **{**ARGS, "num_classes": 0}, act_layer=act).eval()
+    for each, parameter in model.named_parameters():
+        if parameter.ndim == 1 or each == "attn_pool.latent":
+            nn.init.normal_(parameter, 0.5, 0.3)
+    given = hugging_face_tower(model.state_dict(), prefix)
+    given |= {"text_model.encoder.layers.0.layer_norm1.bias": torch.ones(3), "logit_scale": torch.ones(1)}
+    given |= {"visual_projection.weight": torch.ones(8, 64)} if kind == "clip" else {}
+    save_file({key: value.contiguous() for key, value in given.items()}, tmp_path / "model.safetensors")
+    tower = {"model_type": f"{kind}_vision_model", "num_attention_heads": ARGS["num_heads"]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vision_config": tower}))
+    progress: Any = Notes()
+    found = open_network(tmp_path, progress=progress)
+    assert isinstance(found, Headless) and found.timm_name == name
+    assert torch.equal(outputs(found.network), outputs(model))
+    assert any("text_model.encoder" in note for note in progress.notes)
+    assert any("is left out: features are those before it" in note for note in progress.notes) == (kind == "clip")
 
 
 @pytest.mark.parametrize("prefix", ["", "dinov2."])  # of the weights of Dinov2Model, and of a model that has one
