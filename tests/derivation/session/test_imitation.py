@@ -90,6 +90,36 @@ def test_the_features_are_like_the_bases_and_plain_timm_computes_them(
         torch.testing.assert_close(names["model"].eval()(batch), features, rtol=1e-4, atol=1e-4)
 
 
+def test_pooled_features_of_a_siglip_are_like_the_bases_and_plain_timm_computes_them(
+    photos: Path, tmp_path: Path
+) -> None:
+    name, args = "vit_base_patch16_siglip_224", {**ARGS, "num_heads": 4, "num_classes": 0}
+    torch.manual_seed(0)
+    base = timm.create_model(name, **args).eval()
+    for part, parameter in base.named_parameters():
+        if "attn_pool" in part:
+            parameter.data.normal_(0, 0.2)  # so that tokens are weighted unevenly
+    save_file(base.state_dict(), tmp_path / "siglip.safetensors")
+    opened = {"checkpoint": tmp_path / "siglip.safetensors", "model_args": args, "preprocessing": PREPROCESSING}
+    made = edgevit.derive(
+        name, **opened, data=photos, output="features", rate=0.3, out=tmp_path / "model",
+        training=Training(device="cpu", steps=0), options={"cut_embedding": False},
+    )  # fmt: skip
+    loaded = edgevit.load(made.folder)
+    batch = torch.stack([loaded.transform(Image.open(f).convert("RGB")) for f in sorted(photos.rglob("*.png"))[:40]])
+    with torch.inference_mode():
+        features, expected = loaded(batch), base(batch)
+        errors = (features - expected).square().mean() / expected.var(0).mean()
+    assert errors < 0.3 and made.model.spec.macs <= 0.71 * made.model.spec.base.macs
+    names: dict[str, Any] = {
+        "timm": timm, "torch": torch, "spec": json.loads((made.folder / "model.json").read_text()),
+        "state": load_file(made.folder / "model.safetensors"),
+    }  # fmt: skip
+    exec(loaded.plain_loader() or "", names)
+    with torch.inference_mode():
+        torch.testing.assert_close(names["model"].eval()(batch), features, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_few_images_are_varied_and_distilled_in_small_steps_where_nothing_is_asked(
     derived: Any, digits_checkpoint: Path, photos: Path, tmp_path: Path
