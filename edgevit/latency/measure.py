@@ -81,7 +81,16 @@ class StackBench:
                 self._prepare(stack)
                 stage.update(number)
         for number in range(1, most + 1):  # stacks that lack most runs begin; a round repeats its void runs
-            self._round([stack for stack, missing in due.items() if missing > most - number], f"{number} of {most}")
+            began = time.monotonic()
+            of_round = [stack for stack, missing in due.items() if missing > most - number]
+            self._round(of_round, f"{number} of {most}")
+            if number == 1 < most:
+                took_s = time.monotonic() - began
+                left_s = took_s * (sum(due.values()) - len(of_round)) / len(of_round)
+                self.progress.note(
+                    f"round 1 of {most} took {rounded_duration(took_s)}: the others take about "
+                    f"{rounded_duration(left_s)}"
+                )
 
     def _forecast(self, stacks: int, rounds: Sequence[int], write_s: float) -> str:
         """State the least time to measure these stacks, each of which takes `write_s` to write.

@@ -307,16 +307,24 @@ def not_shown(evidence: Evidence, shown: Sequence[Panel]) -> list[Skipped]:
     """List the models that are in no panel."""
     tasks = {panel.task.key for panel in shown if panel.task is not None}
     names = {entry.model for panel in shown for entry in panel.entries}
-    return [
-        Skipped(
-            str(model.folder.path),
-            "no model here was derived from it" if all(map(_is_base, models)) else "neither judged nor measured",
-        )
+    left_out = {
+        model.name: Skipped(str(model.folder.path), _why_not_shown(model, models))
         for task, models in _tasks(evidence.models)
         if task.key not in tasks
         for model in models
         if model.name not in names
-    ]
+    }
+    return [*left_out.values()]  # once each: a model without a base is beside the models of several
+
+
+def _why_not_shown(model: GatheredModel, models: Sequence[GatheredModel]) -> str:
+    """Why no panel has a model, which would stand beside these."""
+    if all(map(_is_base, models)):
+        return "no model here was derived from it"
+    record = model.derivation
+    if record is not None and (record.similarity is not None or record.map is not None):
+        return "compared with its base alone, and not measured; give its folder alone, or measure it"
+    return "neither judged nor measured"
 
 
 def _every_panel(evidence: Evidence, gates: Sequence[Gate]) -> list[Panel]:

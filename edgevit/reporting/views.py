@@ -58,7 +58,7 @@ def _task_words(task: AccuracyTask, panels: Sequence[Panel]) -> list[str]:
         name for name in task.classes if any(name not in competitor.classes for competitor in others)
     ] or task.classes
     more = ", ..." if len(own_names) > _OWN else ""
-    words = [f"{len(task.classes)} classes: {', '.join(own_names[:_OWN])}{more}"]
+    words = [f"{len(task.classes)} classes: {', '.join(own_names[:_OWN])}{more}" if task.classes else task.title]
     if (data := task.data) is None:
         return [*words, task.images]
     words += [Path(data.data).name, f"seed {data.seed}"]

@@ -1,5 +1,6 @@
 """Runs of stacks: in turns with the base, each kept at once, none made twice; on a board as engines."""
 
+import re
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
@@ -99,6 +100,16 @@ def test_only_what_is_missing_is_measured_and_kept_and_void_runs_are_made_again(
     }
     assert bench.samples("mj") == [] and all(sample.value > 0 for sample in samples)
     assert {run.environment["threads"] for run in bench.store.runs()} == {"1"}
+
+
+@pytest.mark.slow
+def test_after_the_first_round_the_time_of_the_others_is_said(small_vit, tmp_path, short):
+    with opened(small_vit(), tmp_path, MeasurementTarget(threads=1)) as bench:
+        bench.measure([FFN], 3)
+        assert labels(bench) == {BASE.label: 3, FFN.label: 3}
+        *_, said = bench.progress.notes
+    match = re.fullmatch(r"round 1 of 3 took (\d+) s: the others take about (\d+) s", said)
+    assert match and int(match[2]) >= int(match[1]) > 0
 
 
 def test_stacks_alternate_with_the_base_a_few_in_each_process_and_each_process_has_its_own_speed(

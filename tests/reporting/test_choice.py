@@ -34,6 +34,7 @@ from edgevit.records.derivation import (
     DERIVATION_KIND,
     Accuracies,
     AccuracyRecord,
+    MapRecord,
     StartRecord,
     ValidationRecord,
 )
@@ -310,6 +311,9 @@ def test_panels_that_nobody_can_choose_by_are_not_made(tmp_path: Path) -> None:
     write_folder(tmp_path / "unknown")
     unjudged = derived(GOOD, data=None, accuracy=Accuracies(None, None, None, None))
     (tmp_path / "unknown" / "derivation.json").write_text(DERIVATION_KIND.text(unjudged))
+    write_folder(tmp_path / "alike")
+    alike = replace(unjudged, map=MapRecord(4, 0.1, 0.9, 0.1))
+    (tmp_path / "alike" / "derivation.json").write_text(DERIVATION_KIND.text(alike))
     runs = [*small, *turns(sha, "base", 8, NANO, "s"), *turns(sha, "base", 8, NX, "u")]
     for folder, lines in ((tmp_path, runs), (tmp_path / "alone", alone)):
         (folder / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in lines))
@@ -317,7 +321,8 @@ def test_panels_that_nobody_can_choose_by_are_not_made(tmp_path: Path) -> None:
     assert [panel.place and panel.place.environment["board"] for panel in made] == ["Nano"], "NX has bases alone"
     left_out = {Path(one.source).relative_to(tmp_path): one.reason for one in not_shown(found, made)}
     assert left_out == {
-        Path("alone/base"): "no model here was derived from it", Path("unknown"): "neither judged nor measured"
+        Path("alone/base"): "no model here was derived from it", Path("unknown"): "neither judged nor measured",
+        Path("alike"): "compared with its base alone, and not measured; give its folder alone, or measure it",
     }  # fmt: skip
     (panel,) = made = panels(found := gather([tmp_path / "alone"]))
     assert panel.is_of_bases and panel.models[0].p50_ms and not not_shown(found, made), "where there is nothing else"

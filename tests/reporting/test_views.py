@@ -52,6 +52,8 @@ def test_tabs_say_what_tells_panels_apart(found: Evidence) -> None:
     assert tabs([nano, other]) == ["seed 42", "seed 7 · not measured"]
     wider = replace(nano, task=replace(nano.task, classes=(*"abcd", "cat", "dog")))
     assert tabs([nano, wider]) == ["2 classes: cat, dog", "6 classes: a, b, ..."]
+    unnamed = replace(nano, task=replace(nano.task, classes=()))
+    assert tabs([nano, unnamed]) == ["2 classes: cat, dog", "no named classes"]
     copied = replace(nano, task=replace(nano.task, data=replace(nano.task.data, fingerprint="e" * 64)))
     assert tabs([nano, copied]) == ["images ffffff", "images eeeeee"]
     busier = replace(nano, place=replace(nano.place, title="Nano, 25W, TensorRT 10.3.0, batch 1, 2 streams"))

@@ -45,7 +45,7 @@ def unlabelled_model(base: Model | Headless, output: str, progress: Progress) ->
     It ends after the last block whose features are asked for, which is told.
 
     Raises:
-        OptionError: it has no such head, or it has one.
+        OptionError: it has no such head, or it has one, or its map has not as many channels as the kind of map.
     """
     model = base.described() if isinstance(base, Headless) else base
     requested = "features" if puts_out_features(output) else output.partition(":")[0]
@@ -54,6 +54,8 @@ def unlabelled_model(base: Model | Headless, output: str, progress: Progress) ->
         has = model.spec.output_text if model.spec.builder else f"no {requested}: there is no head of your own"
         raise OptionError(f"--output {output}: the output of this base is {has}; try --output {puts_out}")
     if not puts_out_features(output):
+        if output in _KINDS:
+            _check_channels(model, output)
         return Model(model, replace(model.spec, output=_KINDS.get(output, model.spec.output)), model.release)
     tokens, depths = tokens_of_output(output), depths_of(output)
     blocks, macs = len(model.spec.blocks), model.spec.macs
@@ -79,6 +81,23 @@ def unlabelled_model(base: Model | Headless, output: str, progress: Progress) ->
         )
     facts = replace(spec.base, blocks=spec.blocks, macs=spec.macs, params=spec.params, outputs=spec.outputs)
     return Model(network, replace(spec, base=facts, output="features", tokens=tokens), model.release)
+
+
+def _check_channels(model: Model, output: str) -> None:
+    """Refuse a map whose channels cannot be logits of foreground, or of classes: the softmax of one is constant.
+
+    Raises:
+        OptionError: it is such a map.
+    """
+    with torch.no_grad():
+        shape = model(next(model.parameters()).new_zeros(1, *model.input_size)).shape
+    if (shape[1] == 1) != (output == "map:foreground"):
+        channels, other = ("1 channel", "map:foreground") if shape[1] == 1 else (f"{shape[1]} channels", "map:classes")
+        expected = "one channel of logits" if shape[1] > 1 else "a channel of logits for each class"
+        raise OptionError(
+            f"--output {output}: the map of this base has {channels}, expected {expected}; try --output {other}, or "
+            "--output map for values"
+        )
 
 
 def check_enough_images(model: Model, task: Task, progress: Progress) -> None:

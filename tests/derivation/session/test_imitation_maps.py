@@ -156,6 +156,7 @@ def test_distillation_brings_the_map_nearer(
     [
         ({"output": "features"}, "--output features: the output of this base is a map of values; try --output map"),
         ({"output": "map:depth"}, "no output 'map:depth'"),
+        ({"output": "map:classes"}, "the map of this base has 1 channel, .*; try --output map:foreground, or"),
         ({"classes": "a,b"}, "--classes is for classes, and the output is map:foreground"),
         (
             {"method": "nuwa", "options": {}},
@@ -168,6 +169,15 @@ def test_other_outputs_are_refused(
 ) -> None:
     with pytest.raises(EdgeVitError, match=message):
         derive(f"{file}:build", frames, tmp_path / "model", **options)
+
+
+def test_a_map_of_foreground_has_one_channel(file: Path, frames: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        file.read_text(encoding="utf-8") + "\n\nclass Pair(Depth):\n    def forward(self, images):\n"
+        "        return super().forward(images).expand(-1, 2, -1, -1)\n"
+    )
+    with pytest.raises(OptionError, match="has 2 channels, expected one channel of logits; try --output map:classes"):
+        derive(f"{tmp_path / 'mine.py'}:Pair", frames, tmp_path / "model")
 
 
 def test_a_network_without_such_a_head_has_no_map(small_vit: Any, frames: Path, tmp_path: Path) -> None:
