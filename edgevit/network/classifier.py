@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.copies import bare_copy
@@ -34,6 +36,13 @@ def depths_in(network: Network) -> tuple[int, ...]:
 def tokens_of(network: Network) -> TokenOutput | None:
     """The tokens that the head of a network reads; None: timm's pooled token."""
     return network.module.tokens if isinstance(network.module, Depths) else chosen_tokens(network.module)
+
+
+def is_projection(module: VisionTransformer) -> bool:
+    """Whether the head of a ViT is CLIP's map to what images and texts share: in timm its bias is zero."""
+    head = module.head
+    is_clip = not isinstance(module.norm_pre, nn.Identity)
+    return is_clip and isinstance(head, nn.Linear) and (head.bias is None or not bool(head.bias.any()))
 
 
 def pooled_place(network: Network) -> slice | None:

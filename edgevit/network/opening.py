@@ -12,6 +12,7 @@ from typing import Any
 
 import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torchvision.models import WeightsEnum
 
@@ -19,15 +20,17 @@ from edgevit.errors import CheckpointError, OptionError, UnsupportedModelError
 from edgevit.network.agreement import check_architecture, check_sizes
 from edgevit.network.arguments import check_arguments
 from edgevit.network.builder import builder_parts, built, is_builder
+from edgevit.network.classifier import is_projection
 from edgevit.network.copies import without_values
 from edgevit.network.creation import check_timm_name, create_timm_network, norm_eps, try_once
 from edgevit.network.detector import Pyramid
 from edgevit.network.families import Interchange, family_like, family_names, load_family
 from edgevit.network.filling import fill_module
 from edgevit.network.folder import load
+from edgevit.network.hub import downloaded_repository
 from edgevit.network.model import Headless, Model, describe, resolved_preprocessing, tensors_sha256
 from edgevit.network.network import Network
-from edgevit.network.request import check_openable, plain_base
+from edgevit.network.request import check_openable, hub_repository, plain_base
 from edgevit.network.torchvision_weights import downloaded, torchvision_network, weights_in, weights_preprocessing
 from edgevit.network.weights import TimmArguments, Weights, fill_network, read_weights
 from edgevit.progress import Progress, Silent
@@ -87,7 +90,11 @@ def _open(
     progress: Progress | None,
 ) -> Model | Headless:
     check_openable(base, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
-    base, progress = plain_base(base), progress or Silent()
+    progress = progress or Silent()
+    if pretrained and (repository := hub_repository(base)) is not None:
+        progress.note(f"the files of {repository} are downloaded from the Hugging Face hub, unless its cache has them")
+        base, pretrained = downloaded_repository(repository), False
+    base = plain_base(base)
     if is_builder(base):
         base, checkpoint = _built_folder(base, checkpoint, progress), None
     overrides = {part: value for part, value in (preprocessing or {}).items() if value is not None}
@@ -125,7 +132,7 @@ def _open(
         return _open_weights(name, args, Path(checkpoint), overrides, progress, entry)
     if pretrained:
         progress.note(f"timm's weights of {name}, from the Hugging Face hub")
-    return _opened(create_timm_network(name, args, pretrained=pretrained), name, args, overrides)
+    return _opened(create_timm_network(name, args, pretrained=pretrained), name, args, overrides, progress)
 
 
 def _built_folder(base: str | Path, checkpoint: str | Path | None, progress: Progress) -> Path:
@@ -140,8 +147,15 @@ def _built_folder(base: str | Path, checkpoint: str | Path | None, progress: Pro
 
 
 def _opened(
-    module: nn.Module, name: str, args: Mapping[str, Any], preprocessing: Mapping[str, Any]
+    module: nn.Module, name: str, args: Mapping[str, Any], preprocessing: Mapping[str, Any], progress: Progress
 ) -> Model | Headless:
+    if isinstance(module, VisionTransformer) and is_projection(module):
+        progress.note(
+            f"the {module.num_classes} outputs of {name} are what CLIP compares with texts, and no classes: features "
+            "are those before this linear map"
+        )
+        module.reset_classifier(0)
+        args = {**args, "num_classes": 0}
     network = Network(module.eval())  # raises for unsupported networks before a classifier is fitted
     try_once(network, name)
     if network.ends.classifiers:
@@ -232,7 +246,7 @@ def _open_weights(
         if (now := _shown(overrides[part])) != (earlier := _shown(stated[part])):
             option = f"--{part.replace('_', '-')} {now}"
             progress.note(f"{release.origin[part]} beside the weights says {part} {earlier}; {option} is used")
-    opened = _opened(network, name, arguments, {**stated, **overrides})
+    opened = _opened(network, name, arguments, {**stated, **overrides}, progress)
     if isinstance(opened, Headless):
         return replace(opened, release=release)
     return Model(opened, opened.spec, release)

@@ -164,6 +164,14 @@ def check_model_folder(folder: str | Path) -> None:
     files.document()
 
 
+def hub_repository(base: str | Path) -> str | None:
+    """Return OWNER/NAME of hf-hub:OWNER/NAME; None for timm's own, which timm itself reads, and for other bases."""
+    hub = next((hub for hub in _HUBS if str(base).startswith(hub)), None)
+    if hub is None or os.path.exists(base) or (name := str(base).removeprefix(hub)).startswith("timm/"):
+        return None
+    return name
+
+
 def plain_base(base: str | Path) -> str | Path:
     """Remove the prefix of a hub from timm's name: NAME of timm/NAME and hf-hub:timm/NAME.
 
@@ -182,7 +190,7 @@ def plain_base(base: str | Path) -> str | Path:
         return name.removeprefix("timm/")
     if name != text:
         raise CheckpointError(
-            f"{text} is a repository whose files edgevit does not download; get them, such as with "
+            f"{text} is a repository whose files are downloaded with --pretrained alone; give it, or get them by "
             f"`hf download {shlex.quote(name)} --local-dir DIR`, and give DIR"
         )
     return base
@@ -202,8 +210,12 @@ def check_openable(
         OptionError: options exclude each other, or an argument is unknown.
         UnsupportedModelError: no family supports networks of this name.
     """
-    base = plain_base(base)
     check_arguments(model_args or {})
+    if pretrained and hub_repository(base) is not None:
+        if checkpoint is not None:
+            raise OptionError(f"{base} is weights itself; leave --checkpoint out")
+        return
+    base = plain_base(base)
     if is_builder(base):
         check_builder(base, pretrained=pretrained, model_args=model_args or ())
         if checkpoint is not None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
+from recorded_progress import RecordedProgress
 from safetensors.torch import save_file
 from small_base import ARGS, NAME, outputs
 from small_models import write_halves, write_narrower
@@ -15,9 +17,11 @@ from small_models import write_halves, write_narrower
 from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError, UnknownNameError
 from edgevit.network.folder import load, save
-from edgevit.network.model import Model, derived_spec
-from edgevit.network.opening import network_without_weights, open_base
+from edgevit.network.model import Headless, Model, derived_spec
+from edgevit.network.opening import network_without_weights, open_base, open_network
 from edgevit.records.model import TargetClass
+
+IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 def test_a_model_folder_is_a_base_again(tmp_path: Path) -> None:
@@ -86,6 +90,24 @@ def test_weights_alone_are_opened_by_their_shapes_and_their_folder(small_vit: An
     save_file(small_vit(embed_dim=96).state_dict(), tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="96 channels are no multiple of 64; give --model-arg num_heads=N"):
         open_base(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.1])
+def test_outputs_that_clip_compares_with_texts_are_no_classes(tmp_path: Path, bias: float) -> None:
+    """timm writes the bias of this map, which CLIP lacks, as zeros; a classifier has learnt others."""
+    name = "vit_base_patch16_clip_224.openai"
+    made = timm.create_model(name.partition(".")[0], **{**ARGS, "num_classes": 24})
+    made.head.bias.data.fill_(bias)
+    save_file(made.state_dict(), tmp_path / "model.safetensors")
+    progress: Any = RecordedProgress()
+    arguments = {key: ARGS[key] for key in ("img_size", "num_heads")}
+    opened = open_network(f"timm/{name}", checkpoint=tmp_path, model_args=arguments, progress=progress)
+    assert isinstance(opened, Model if bias else Headless)
+    assert any("the 24 outputs of vit_base_patch16_clip_224" in note for note in progress.notes) == (not bias)
+    if isinstance(opened, Headless):
+        with torch.no_grad():
+            expected = made.eval().forward_head(made.forward_features(IMAGES), pre_logits=True)
+            torch.testing.assert_close(opened.network(IMAGES), expected)
 
 
 def test_a_network_that_cannot_run_or_is_larger_than_memory_is_not_made() -> None:
