@@ -15,6 +15,7 @@ from edgevit.data.task import open_task
 from edgevit.derivation import estimate as estimating
 from edgevit.derivation.cache import Cache
 from edgevit.derivation.estimate import Estimate, estimate
+from edgevit.derivation.methods.forge.config import Config as ForgeConfig
 from edgevit.derivation.problem import finetuned_base, has_finetuned_base
 from edgevit.network.model import describe
 
@@ -67,6 +68,23 @@ def test_rates_share_the_statistics_and_the_training_of_the_base(
     assert many.measuring == pytest.approx(one.measuring + 100 * 100 * 2 * 0.01), "solutions, not statistics, each time"
     problem = replace(problem, base_training=replace(problem.base_training, steps=100_000))
     assert told(5, finetune_base=True).baselines < 1.01 * told(1, finetune_base=True).baselines
+
+
+def test_ordering_neurons_grows_with_the_widths_of_ffns_and_not_with_the_images(
+    small_vit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimating, "image_seconds", lambda *_: (0.0, 0.0))
+    seconds = {}
+    for ratio in (4, 16):
+        model = describe(small_vit(mlp_ratio=ratio), "vit_tiny_patch16_224", {"mlp_ratio": ratio})
+        task = open_task("digits", ["3", "7"], preprocessing=model.preprocessing, base_outputs=10)
+        problem = untrained(model, task, 0.5, tmp_path)
+        ticks = (number / 1000 for number in range(1000))
+        monkeypatch.setattr(estimating, "monotonic", ticks.__next__)  # a product takes a millisecond
+        seconds[ratio] = estimate(problem, ForgeConfig(), finetune_base=False).measuring
+        assert estimate(problem, SimpleNamespace(), finetune_base=False).measuring == 0
+    assert seconds[16] == pytest.approx(64 * seconds[4])
+    assert seconds[4] == pytest.approx(3 * 2 * 6 * 256**3 * 0.001 / (2 * 384**3))
 
 
 def test_a_base_that_was_trained_for_one_derivation_is_there_for_the_next(

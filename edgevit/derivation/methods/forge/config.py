@@ -9,9 +9,12 @@ from edgevit.errors import OptionError
 from edgevit.numbers import COUNT, check_number
 from edgevit.train.products import multiplies_bf16
 
+RIDGES = (1e-4, 1e-2, 0.3)  # ridges of the order of neurons and their refit, in units of the neurons' mean square
+
 
 @dataclass(frozen=True)
 class Config:
+    neuron_orders = len(RIDGES)  # how often the neurons of each FFN are ordered
     calibration_images: int = 512  # The number of training images from which the closed form is computed.
     sensitivity_images: int = 64  # The number of training images on which sensitivities, from gradients, are taken.
     # The number of validation images on which the loss with each block changed or left out is measured.

@@ -39,7 +39,7 @@ from edgevit.derivation.measure.statistics import BlockStatistics, calibrate, mi
 from edgevit.derivation.measure.thinning import ENOUGH_TOKENS, thinnings
 from edgevit.derivation.method import Method
 from edgevit.derivation.methods.forge.choose import AS_PREDICTED, choose, plan_of
-from edgevit.derivation.methods.forge.config import Config
+from edgevit.derivation.methods.forge.config import RIDGES, Config
 from edgevit.derivation.methods.forge.curves import BlockCurves, moment_of, packed, root, unpacked
 from edgevit.derivation.methods.forge.measured import measure_losses, measure_replaced
 from edgevit.derivation.methods.forge.schedules import schedules
@@ -61,7 +61,6 @@ from edgevit.train.passes import Observer
 from edgevit.train.settings import usual_steps
 
 NEEDS_LABELS = False
-_RIDGES = (1e-4, 1e-2, 0.3)  # ridges of the order of neurons and their refit, in units of the neurons' mean square
 _PROBE = 8  # FFN curves are scaled to the loss measured at 1 / _PROBE of the width
 _ATTENTION_PROBE = 4  # curves of attention's directions, likewise at 1 / _ATTENTION_PROBE of queries and of values
 _PER_NEURON = 8  # least number of tokens per neuron of the widest FFN in second moments
@@ -112,7 +111,7 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], TokenS
         "stream": config.sequential,
         "measured": problem.judging_images(config.measured_images).content_sha256(),
         "quick": config.quick,
-        "ridges": _RIDGES,
+        "ridges": RIDGES,
         "sites": config.drop_sites,
         "seed": problem.training.seed,
     }
@@ -174,7 +173,7 @@ def _block_curves(problem: Problem, config: Config, statistics: Sequence[BlockSt
     blocks = problem.network.read()
     spectra = _spectra(problem, blocks, statistics)
     sensitivities = _of_directions(problem, config, blocks, statistics, spectra)
-    by_ridge: list[list[BlockCurves]] = [[] for _ in _RIDGES]
+    by_ridge: list[list[BlockCurves]] = [[] for _ in RIDGES]
     with (
         problem.stopwatch.stage("closed_form"),
         problem.progress.stage("order of neurons", len(blocks), "block") as stage,
@@ -184,7 +183,7 @@ def _block_curves(problem: Problem, config: Config, statistics: Sequence[BlockSt
             weights = (
                 None if block.ffn is None else root(sensitivities[i].metric) @ block.ffn.w2.detach().double().cpu()
             )
-            for ridge, curves in zip(_RIDGES, by_ridge, strict=True):
+            for ridge, curves in zip(RIDGES, by_ridge, strict=True):
                 removal, losses = _removal(block.ffn, weights, s, ridge)
                 of_block, of_sites = (torch.full((count,), inf, dtype=torch.float64) for count in (1, 2))
                 used = torch.tensor([ridge], dtype=torch.float64)
