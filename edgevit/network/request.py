@@ -105,7 +105,12 @@ class BaseOptions:
         ),
     ] = None
     pretrained: Annotated[
-        bool, Option("Download the pretrained weights of the base, timm's or torchvision's.", MODEL, common=True)
+        bool,
+        Option(
+            "Download the pretrained weights of the base: timm's, torchvision's, or those of hf-hub:OWNER/NAME.",
+            MODEL,
+            common=True,
+        ),
     ] = False
     model_args: ModelArgs = field(default_factory=dict)
     preprocessing: Annotated[Mapping[str, Any], Nested(GivenPreprocessing)] = field(default_factory=dict)
