@@ -396,7 +396,7 @@ def section() -> str:
         cells = [_cell([row for row in chosen if row["rate"] == rate]) for rate in rates]
         task, size, method, variant, steps = kind
         name = ", ".join(filter(None, (method, f"distilled, {steps} steps" if steps else "closed form", variant)))
-        base = 100 * statistics.mean({row["fold"]: row["base"] for row in chosen}.values())
+        base = 100 * statistics.mean(row["base"] for row in chosen)
         lines.append([f"{task}, {size} px", name, f"{base:.1f}", *cells])
     timing: dict[str, dict[int, str]] = {}
     for row in record.get("timing", ()):

@@ -36,8 +36,6 @@ def macs(model: Any) -> int:
     if (pool := of(model)) is None:
         return 0
     tokens = model.patch_embed.num_patches + (model.num_prefix_tokens if model.pool_include_prefix else 0)
-    of_tokens = [pool.kv]
-    once = [m for m in pool.modules() if isinstance(m, nn.Linear) and m not in of_tokens]
+    once = sum(m.weight.numel() for m in pool.modules() if isinstance(m, nn.Linear) and m is not pool.kv)
     scores = 2 * pool.num_heads * pool.head_dim  # of a query and a key, and of a value and its share
-    per_query = sum(layer.weight.numel() for layer in once) + tokens * scores
-    return int(tokens * pool.kv.weight.numel() + pool.latent_len * per_query)
+    return int(tokens * pool.kv.weight.numel() + pool.latent_len * (once + tokens * scores))
