@@ -57,7 +57,7 @@ def show(console: Console, report: Export) -> None:
     if report.fusion:
         f = report.fusion
         # More fused attentions than blocks: it is not known to which blocks they belong.
-        of = f"in {f.fused} of {f.blocks} blocks" if f.fused <= f.blocks else f"{f.fused} times"
+        of = f"in {f.fused} of {f.blocks} blocks" if f.fused <= f.blocks else f"{f.fused} time{'s' * (f.fused != 1)}"
         console.show(f"attention fused {of} by {f.compiler} {f.version} for {f.target}: {f.note}")
     if report.quantisation:
         console.show(_int8_line(report.quantisation))
@@ -85,9 +85,11 @@ def _files_table(report: ExportRecord) -> Table:
     table.add_column("file")
     names = [output.name for output in report.outputs]
     outputs = " and ".join(names) if len(names) <= 2 else f"{len(names)} outputs"
-    for heading in ("MB", f"relative error of {outputs}", "top-1", f"agrees with {itself}"):
-        table.add_column(heading, justify="right")
     checked = report.accuracy
+    classifies = checked is not None and any(check.top1 is not None for check in checked.files.values())
+    top1 = ["top-1"] if classifies else []
+    for heading in ("MB", f"relative error of {outputs}", *top1, f"agrees with {itself}"):
+        table.add_column(heading, justify="right")
     if checked and checked.torch is not None:
         table.caption = (
             f"top-1 of {itself} {share_text(checked.torch, checked.images)}, on {checked.images} {checked.part} images"
@@ -96,11 +98,12 @@ def _files_table(report: ExportRecord) -> Table:
     for label, parity in report.parity.items():
         name = onnx_name(label)
         check = checked.files.get(label) if checked else None
+        share = share_text(check.top1, checked.images) if check and checked and check.top1 is not None else ""
         table.add_row(
             name,
             f"{report.files[name].bytes / 1e6:.1f}",
             f"{parity.error:.1e}",
-            share_text(check.top1, checked.images) if check and checked and check.top1 is not None else "",
+            *([share] if classifies else []),
             f"{check.agreement:.2%}" if check else "",
         )
     return table

@@ -40,6 +40,7 @@ def test_export_shows_a_table_and_warns_on_stderr(folder: Path) -> None:
     result = run("export", folder)
     assert result.exit_code == 0, result.output
     assert "model.fp16.onnx" in result.stdout and "relative error of logits" in result.stdout
+    assert "top-1" not in result.stdout, "nothing was classified"
     assert result.stdout.splitlines()[-1] == f"Next: edgevit bench {folder}"
     assert "warning: accuracy not checked" in result.stderr and "warning" not in result.stdout
 
