@@ -25,7 +25,7 @@ from edgevit.network.anatomy import Axis, Block, BlockDims, Decoder, Site, SiteK
 from edgevit.network.copies import bare_copy, without_values
 from edgevit.network.cost import Geometry, NetworkStage, attention_terms, ffn_terms
 from edgevit.network.families import architecture
-from edgevit.network.families.vit import embedding, pooling, tokens
+from edgevit.network.families.vit import backbones, embedding, pooling, tokens
 from edgevit.network.families.vit import interchange as interchange
 from edgevit.network.families.vit.parts import (
     attn_of,
@@ -54,7 +54,7 @@ _SITES: tuple[tuple[str, SiteKind], ...] = (("attn", "attention"), ("mlp", "ffn"
 
 
 def matches(model: Any) -> bool:
-    return isinstance(model, (VisionTransformer, Eva))
+    return isinstance(model, (VisionTransformer, Eva)) or backbones.is_backbone(model)
 
 
 def _reason_against(block: Any) -> str | None:

@@ -7,13 +7,12 @@ from typing import Any
 from timm.models.vision_transformer import VisionTransformer
 
 from edgevit.network.families import plain_creation
-from edgevit.network.families.vit import pooling
+from edgevit.network.families.vit import backbones, pooling, rotary
 from edgevit.network.families.vit.embedding import linear_ends
 from edgevit.network.families.vit.names import fitted as fitted
 from edgevit.network.families.vit.names import named as named
 from edgevit.network.families.vit.parts import attn_of, is_post_norm, mlp_of
 from edgevit.network.families.vit.rotary import WithoutPositions
-from edgevit.network.families.vit.rotary import adopted as adopted
 from edgevit.network.families.vit.shapes import guessed_arguments as guessed_arguments
 from edgevit.network.families.vit.shapes import guessed_name as guessed_name
 from edgevit.network.families.vit.shapes import shape_arguments as shape_arguments
@@ -57,6 +56,11 @@ model.head = torch.nn.Linear(*state["head.weight"].shape[::-1])
 """
 _END = """model.load_state_dict(state)
 """
+
+
+def adopted(module: Any) -> Any:
+    """Convert timm's DINOv3, and transformers' DINOv2, to a VisionTransformer; return other modules unchanged."""
+    return backbones.adopted(module) if backbones.is_backbone(module) else rotary.adopted(module)
 
 
 def stated_arguments(module: Any) -> TimmArguments:
