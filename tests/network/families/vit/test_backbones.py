@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ class Depth(nn.Module):
     def __init__(self):
         super().__init__()
         backbone = Dinov2Config(
-            hidden_size=64, num_hidden_layers=4, num_attention_heads=2, image_size=56,
+            hidden_size=64, num_hidden_layers=4, num_attention_heads=2, image_size=84,
             out_features=["stage1", "stage2", "stage4"], reshape_hidden_states=False, apply_layernorm=True,
         )
         self.net = DepthAnythingForDepthEstimation(DepthAnythingConfig(
@@ -39,11 +40,15 @@ class Depth(nn.Module):
     def forward(self, images):
         return self.net(pixel_values=images).predicted_depth[:, None]
 
-def build():
+def build(size=56):
     torch.manual_seed(0)
     module = Depth().eval()
     for parameter in module.parameters():
         nn.init.normal_(parameter, 0.1, 0.1)
+    backbone = module.net.backbone
+    tokens = torch.zeros(1, (size // 14) ** 2 + 1, backbone.config.hidden_size)
+    positions = backbone.embeddings.interpolate_pos_encoding(tokens, size, size).detach()
+    backbone.embeddings.position_embeddings, backbone.config.image_size = nn.Parameter(positions), size
     return module
 """
 
@@ -123,6 +128,9 @@ def test_a_class_of_its_name_that_computes_something_else_is_refused() -> None:
 def test_depth_anything_is_cut_and_read_from_its_folder(tmp_path: Path) -> None:
     (tmp_path / "depth.py").write_text(DEPTH_ANYTHING)
     opened: Any = open_network(f"{tmp_path / 'depth.py'}:build")
+    module = runpy.run_path(str(tmp_path / "depth.py"))["build"]()
+    with torch.no_grad():
+        torch.testing.assert_close(opened(IMAGES), module(IMAGES), rtol=1e-4, atol=1e-5)
     assert opened.family.read == (0, 1, 3) and opened.geometry.fixed_embed is None
     slim = with_embedding(opened, 32)
     save(Model(slim, derived_spec(opened.spec, slim, "full", ())), tmp_path / "slim")
