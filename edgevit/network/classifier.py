@@ -19,6 +19,7 @@ from edgevit.network.output import Features
 from edgevit.records.model import TokenOutput
 
 _POOLED = "try --output features"
+_SHARED = 256  # channels that images and texts share; the CLIPs in timm have 512 to 1280
 
 
 def with_classes(network: Network, classes: Sequence[int]) -> Network:
@@ -39,10 +40,14 @@ def tokens_of(network: Network) -> TokenOutput | None:
 
 
 def is_projection(module: VisionTransformer) -> bool:
-    """Whether the head of a ViT is CLIP's map to what images and texts share: in timm its bias is zero."""
+    """Whether the head of a ViT is CLIP's map to what images and texts share: in timm its bias is zero.
+
+    A classifier without a bias is told from it by fewer outputs.
+    """
     head = module.head
-    is_clip = not isinstance(module.norm_pre, nn.Identity)
-    return is_clip and isinstance(head, nn.Linear) and (head.bias is None or not bool(head.bias.any()))
+    if isinstance(module.norm_pre, nn.Identity) or not isinstance(head, nn.Linear):
+        return False
+    return head.out_features >= _SHARED and (head.bias is None or not bool(head.bias.any()))
 
 
 def pooled_place(network: Network) -> slice | None:
