@@ -111,6 +111,11 @@ def with_features(network: Network, tokens: TokenOutput | None = None, depths: S
     Raises:
         UnsupportedModelError: it has no such block, or no such tokens.
     """
+    if tokens is not None and network.geometry.stages[-1].whole:
+        raise UnsupportedModelError(
+            f"the embedding of this {architecture(network.module)} was narrowed before, and its tokens are restored "
+            f"for its pooling alone; {_POOLED}, or derive from the network that it was made of"
+        )
     if depths:
         _end_after(network, depths)
     if tokens is not None and depths:
@@ -124,7 +129,7 @@ def with_features(network: Network, tokens: TokenOutput | None = None, depths: S
         )
     if tokens is not None:
         read_tokens(network, tokens)
-    width = network.geometry.embed
+    width = network.geometry.classifier_width
     network.make_classifiers(width)
     with torch.no_grad():
         for head in network.classifiers:
