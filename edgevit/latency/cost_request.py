@@ -63,7 +63,7 @@ class CostRequest(MeasurementTarget):
                 raise OptionError(f"--output {self.output} ends in neither .yaml nor .json; a table is one of these")
             refuse_unwritable(self.output)
         check_arguments(self.model_args)
-        base = plain_base(self.base)
+        base = plain_base(self.base, downloads=False)
         if is_builder(base):
             check_builder(base, pretrained=False, model_args=self.model_args)
         elif is_release(Path(base)):

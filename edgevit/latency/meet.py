@@ -76,7 +76,9 @@ def open_costs(request: MeetRequest, progress: Progress) -> GrowingTable:
     """
     on_its_base = request.on_its_base()
     assert on_its_base.base is not None
-    network = network_without_weights(on_its_base.base, request.model_args, checkpoint=request.checkpoint)
+    network = network_without_weights(
+        on_its_base.base, request.model_args, checkpoint=request.checkpoint, pretrained=request.pretrained
+    )
     if puts_out_features(request.output):
         network = with_features(network, tokens_of_output(request.output), depths_of(request.output))
     _refuse_method(on_its_base, network)

@@ -19,6 +19,7 @@ from edgevit.network.output import Features
 from edgevit.records.model import TokenOutput
 
 _POOLED = "try --output features"
+_SHARED = 256  # channels that images and texts share; the CLIPs in timm have 512 to 1280
 
 
 def with_classes(network: Network, classes: Sequence[int]) -> Network:
@@ -39,10 +40,14 @@ def tokens_of(network: Network) -> TokenOutput | None:
 
 
 def is_projection(module: VisionTransformer) -> bool:
-    """Whether the head of a ViT is CLIP's map to what images and texts share: in timm its bias is zero."""
+    """Whether the head of a ViT is CLIP's map to what images and texts share: in timm its bias is zero.
+
+    A classifier without a bias is told from it by fewer outputs.
+    """
     head = module.head
-    is_clip = not isinstance(module.norm_pre, nn.Identity)
-    return is_clip and isinstance(head, nn.Linear) and (head.bias is None or not bool(head.bias.any()))
+    if isinstance(module.norm_pre, nn.Identity) or not isinstance(head, nn.Linear):
+        return False
+    return head.out_features >= _SHARED and (head.bias is None or not bool(head.bias.any()))
 
 
 def pooled_place(network: Network) -> slice | None:
@@ -106,6 +111,11 @@ def with_features(network: Network, tokens: TokenOutput | None = None, depths: S
     Raises:
         UnsupportedModelError: it has no such block, or no such tokens.
     """
+    if tokens is not None and network.geometry.stages[-1].whole:
+        raise UnsupportedModelError(
+            f"the embedding of this {architecture(network.module)} was narrowed before, and its tokens are restored "
+            f"for its pooling alone; {_POOLED}, or derive from the network that it was made of"
+        )
     if depths:
         _end_after(network, depths)
     if tokens is not None and depths:
@@ -119,7 +129,7 @@ def with_features(network: Network, tokens: TokenOutput | None = None, depths: S
         )
     if tokens is not None:
         read_tokens(network, tokens)
-    width = network.geometry.embed
+    width = network.geometry.classifier_width
     network.make_classifiers(width)
     with torch.no_grad():
         for head in network.classifiers:

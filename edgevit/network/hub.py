@@ -35,4 +35,7 @@ def downloaded_repository(name: str) -> Path:
             ) from error
         if any((folder / file).is_file() for file in NAMES):
             return folder
-    raise CheckpointError(f"{name} on the Hugging Face hub has none of {', '.join(NAMES)}; give a file of weights")
+    raise CheckpointError(
+        f"{name} on the Hugging Face hub, or in its cache if the hub cannot be reached, has none of "
+        f"{', '.join(NAMES)}; try again later, or give a file of weights"
+    )

@@ -147,9 +147,10 @@ def _built_folder(base: str | Path, checkpoint: str | Path | None, progress: Pro
 
 
 def _opened(
-    module: nn.Module, name: str, args: Mapping[str, Any], preprocessing: Mapping[str, Any], progress: Progress
-) -> Model | Headless:
-    if isinstance(module, VisionTransformer) and is_projection(module):
+    module: nn.Module, name: str, args: Mapping[str, Any], preprocessing: Mapping[str, Any], progress: Progress,
+    *, named: bool = False,
+) -> Model | Headless:  # fmt: skip
+    if isinstance(module, VisionTransformer) and not named and is_projection(module):
         progress.note(
             f"the {module.num_classes} outputs of {name} are what CLIP compares with texts, and no classes: features "
             "are those before this linear map"
@@ -164,15 +165,22 @@ def _opened(
 
 
 def network_without_weights(
-    base: str | Path, model_args: Mapping[str, Any] | None = None, *, checkpoint: str | Path | None = None
+    base: str | Path,
+    model_args: Mapping[str, Any] | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    pretrained: bool = False,
 ) -> Network:
     """The network of a base, of which only the shape matters: of a model folder, or a random timm model.
 
-    A network without a classifier gets one. Files of weights, if they are the base, determine its arguments.
+    A network without a classifier gets one. Files of weights, if they are the base, determine its arguments; those of a
+    repository of a hub are downloaded if it is `pretrained`.
 
     Raises:
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as for `open_network`.
     """
+    if pretrained and (repository := hub_repository(base)) is not None:
+        base = downloaded_repository(repository)
     base, args = plain_base(base), dict(model_args or {})
     if is_builder(base):
         base, checkpoint = _built_folder(base, checkpoint, Silent()), None
@@ -246,7 +254,7 @@ def _open_weights(
         if (now := _shown(overrides[part])) != (earlier := _shown(stated[part])):
             option = f"--{part.replace('_', '-')} {now}"
             progress.note(f"{release.origin[part]} beside the weights says {part} {earlier}; {option} is used")
-    opened = _opened(network, name, arguments, {**stated, **overrides}, progress)
+    opened = _opened(network, name, arguments, {**stated, **overrides}, progress, named=bool(release.labels))
     if isinstance(opened, Headless):
         return replace(opened, release=release)
     return Model(opened, opened.spec, release)
@@ -275,7 +283,14 @@ def _name_of(state: Mapping[str, Tensor], file: Path, release: ReleaseFacts, pro
         return release.architecture
     for family in families:
         interchange = family.interchange
-        if (name := interchange.guessed_name(interchange.named(state).state)) is not None:
+        weights = interchange.named(state)
+        if (name := interchange.guessed_name(weights.state)) is not None:
+            if weights.is_tower and release.model_type is None:
+                raise CheckpointError(
+                    f"{file} has the image tower of a CLIP or SigLIP, whose activation and heads no shape tells, and "
+                    f"{CONFIG} beside it is not of one; give timm's name of a network that computes the same, and "
+                    f"--checkpoint {file}"
+                )
             progress.note(f"{file} is taken to be of {name}, by its shapes; BASE and --checkpoint give another name")
             return name
     raise CheckpointError(

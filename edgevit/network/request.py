@@ -177,8 +177,11 @@ def hub_repository(base: str | Path) -> str | None:
     return name
 
 
-def plain_base(base: str | Path) -> str | Path:
+def plain_base(base: str | Path, *, downloads: bool = True) -> str | Path:
     """Remove the prefix of a hub from timm's name: NAME of timm/NAME and hf-hub:timm/NAME.
+
+    Args:
+        downloads: whether the command has --pretrained, as the message says it.
 
     Raises:
         CheckpointError: it is a repository of another owner.
@@ -194,8 +197,9 @@ def plain_base(base: str | Path) -> str | Path:
     if name.startswith("timm/") and name.count("/") == 1:
         return name.removeprefix("timm/")
     if name != text:
+        how = "with --pretrained alone; give it, or get them by" if downloads else "by other commands; get them by"
         raise CheckpointError(
-            f"{text} is a repository whose files are downloaded with --pretrained alone; give it, or get them by "
+            f"{text} is a repository whose files are downloaded {how} "
             f"`hf download {shlex.quote(name)} --local-dir DIR`, and give DIR"
         )
     return base

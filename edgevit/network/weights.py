@@ -257,6 +257,7 @@ class Weights:
     origin: str = "timm"  # program whose names the file has: timm, transformers, torchvision, mmdetection or DINOv2
     # Preprocessing settings that all weights of this origin share.
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    is_tower: bool = False  # whether of a CLIP or SigLIP of transformers: no shape and no name tells its activation
 
 
 # -- a network --------------------------------------------------------------------------------------------------------

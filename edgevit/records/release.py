@@ -84,7 +84,8 @@ def read_release(folder: Path) -> ReleaseFacts:
     """
     names = [name for name in (CONFIG, PROCESSOR) if (folder / name).is_file()]
     files = {name: READER.json(folder / name, dict[str, Any]) for name in names}
-    config, processor = _of_tower(files.get(CONFIG, {})), files.get(PROCESSOR, {})
+    whole, processor = files.get(CONFIG, {}), files.get(PROCESSOR, {})
+    config = _of_tower(whole)
     preprocessing: PreprocessingFields = {}
     origin: dict[str, str] = {}
     of_processor = _processor_preprocessing(processor) if _is_image_processor(processor) else {}
@@ -100,7 +101,7 @@ def read_release(folder: Path) -> ReleaseFacts:
     if config.get("model_type") == "bert" and (text := tokenizer_text(folder)) is not None:
         preprocessing["tokenizer"] = store_tokenizer(text)
     return ReleaseFacts(
-        labels=_labels(config, folder / CONFIG),
+        labels=_labels(whole, folder / CONFIG),
         architecture=architecture if isinstance(architecture, str) else None,
         model_type=str(config["model_type"]) if "model_type" in config and _is_of_transformers(config) else None,
         arguments=_arguments(config, folder / CONFIG),
@@ -164,6 +165,8 @@ def _geometry(config: _Content) -> _Content:
         config.get("size"),
         str(config.get("image_processor_type") or config.get("feature_extractor_type") or ""),
     )
+    if isinstance(size, int) and kind.startswith("CLIP"):
+        size = {"shortest_edge": size}
     if not config.get("do_resize", True) or (isinstance(size, int) and not kind.startswith(_SQUASHING)):
         return {}
     short = size.get("shortest_edge") if isinstance(size, dict) else None

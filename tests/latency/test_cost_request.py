@@ -23,6 +23,7 @@ NAME = "deit_tiny_patch16_224"
         ({"rounds": 1}, "--rounds 1 is not in [2, 2**31); one run of each does not tell how sure it is"),
         ({"points": 0}, "--points"),
         ({"base": "runs/nothing"}, "no model folder at runs/nothing; check the path"),
+        ({"base": "hf-hub:some/vit"}, "files are downloaded by other commands; get them by `hf download some/vit"),
         ({"runner": "x"}, "no runner 'x'"),
     ],
 )

@@ -19,7 +19,7 @@ from small_base import ARGS, NAME
 from edgevit.errors import CheckpointError
 from edgevit.network.hub import downloaded_repository
 from edgevit.network.model import Headless
-from edgevit.network.opening import open_network
+from edgevit.network.opening import network_without_weights, open_network
 from edgevit.progress import Silent
 
 COMMIT = "0123456789" * 4
@@ -79,6 +79,8 @@ def test_a_base_is_read_from_a_repository(hub: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(FILES, "model.safetensors", save(hugging_face(made.state_dict(), "vit.")))
     opened = open_network("hf-hub:some/vit", pretrained=True, progress=Silent())
     assert isinstance(opened, Headless) and opened.network.geometry.embed == ARGS["embed_dim"]
+    shape = network_without_weights("hf-hub:some/vit", pretrained=True)
+    assert len(shape.dims) == len(opened.network.dims) and shape.geometry.embed == ARGS["embed_dim"]
     folder = downloaded_repository("some/vit")
     assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors"]
     with pytest.raises(CheckpointError, match=r"hf-hub:some/vit is a repository whose .* with --pretrained alone"):
@@ -86,7 +88,7 @@ def test_a_base_is_read_from_a_repository(hub: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_cannot_be_downloaded_is_one_line(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CheckpointError, match=r"some/vit on the Hugging Face hub has none of model\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"some/vit on the Hugging Face hub, or .* has none of model\.saf"):
         downloaded_repository("some/vit")
     with pytest.raises(CheckpointError, match=r"cannot download some/other from the Hugging Face hub") as refusal:
         downloaded_repository("some/other")

@@ -92,18 +92,26 @@ def test_weights_alone_are_opened_by_their_shapes_and_their_folder(small_vit: An
         open_base(tmp_path / "model.safetensors")
 
 
-@pytest.mark.parametrize("bias", [0.0, 0.1])
-def test_outputs_that_clip_compares_with_texts_are_no_classes(tmp_path: Path, bias: float) -> None:
-    """timm writes the bias of this map, which CLIP lacks, as zeros; a classifier has learnt others."""
+@pytest.mark.parametrize(
+    ("outputs", "bias", "names"),
+    [(512, 0.0, []), (512, 0.1, []), (512, 0.0, [f"c{i}" for i in range(512)]), (24, 0.0, [])],
+    ids=["projection", "with a bias", "named", "few"],
+)
+def test_outputs_that_clip_compares_with_texts_are_no_classes(
+    tmp_path: Path, outputs: int, bias: float, names: list[str]
+) -> None:
+    """timm writes the bias of this map, which CLIP lacks, as zeros; a classifier has others, names or fewer outputs."""
     name = "vit_base_patch16_clip_224.openai"
-    made = timm.create_model(name.partition(".")[0], **{**ARGS, "num_classes": 24})
+    made = timm.create_model(name.partition(".")[0], **{**ARGS, "num_classes": outputs})
     made.head.bias.data.fill_(bias)
     save_file(made.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"label_names": names}))
+    is_classifier = bool(bias or names or outputs < 512)
     progress: Any = RecordedProgress()
     arguments = {key: ARGS[key] for key in ("img_size", "num_heads")}
     opened = open_network(f"timm/{name}", checkpoint=tmp_path, model_args=arguments, progress=progress)
-    assert isinstance(opened, Model if bias else Headless)
-    assert any("the 24 outputs of vit_base_patch16_clip_224" in note for note in progress.notes) == (not bias)
+    assert isinstance(opened, Model if is_classifier else Headless)
+    assert any("the 512 outputs of vit_base_patch16_clip_224" in n for n in progress.notes) == (not is_classifier)
     if isinstance(opened, Headless):
         with torch.no_grad():
             expected = made.eval().forward_head(made.forward_features(IMAGES), pre_logits=True)

@@ -91,6 +91,16 @@ def test_what_says_nothing_of_images_is_nothing(tmp_path: Path) -> None:
     assert (release.labels, release.preprocessing, release.unequalled) == ((), {}, ())
 
 
+def test_a_size_of_clip_is_that_of_the_shorter_side(tmp_path: Path) -> None:
+    older = {
+        "crop_size": 28, "do_center_crop": True, "do_normalize": True, "do_resize": True, "resample": 3, "size": 32,
+        "feature_extractor_type": "CLIPFeatureExtractor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    }  # fmt: skip
+    release = read_release(write(tmp_path, preprocessor_config=older))
+    assert (release.preprocessing["crop_mode"], release.preprocessing["crop_pct"]) == ("center", 0.875)
+    assert release.preprocessing["input_size"] == [3, 28, 28] and release.unequalled == ()
+
+
 def test_preprocessing_that_timm_has_not_is_named(tmp_path: Path) -> None:
     beyond = {**PROCESSOR, "rescale_factor": 1 / 127.5, "size": {"longest_edge": 32}}
     assert read_release(write(tmp_path, preprocessor_config=beyond)).unequalled == ("mean", "std", "crop_pct")

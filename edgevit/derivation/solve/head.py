@@ -142,7 +142,7 @@ def with_fitted_head(
         blocks = min(most_blocks, len(base.network.dims))
         key["reads"] = ["pooled", _BOTH, *[blocks] * (blocks > 1)]
     else:
-        able = "a ViT whose head has not been replaced before"
+        able = "a ViT with a class token whose head has not been replaced before"
         _check_read(base.network, most_blocks, f"a head of several blocks is fitted to {able}; give such a base")
     fitted = cache.tensors("head", key, lambda: _fit(base, task, replace(passes, shared=False), pooled, blocks))
     ridge, temperature, accuracy, *compared = fitted["facts"].tolist()

@@ -234,7 +234,10 @@ def _judged_by_classes(
     classes = _classes(document, file, data, progress)
     task = reopen(data, document.preprocessing, progress, check=_PARTS)
     output = Logits(tuple(c.base_index for c in classes))
-    answers = {part: _right(model, output, task.part(part), f"{file.name}, {part}", progress) for part in _PARTS}
+    answers = {
+        part: _right(model, output, task.part(part), task.class_names, f"{file.name}, {part}", progress)
+        for part in _PARTS
+    }
     test = answers["test"]
     if near_chance(test.right, test.images, len(classes)):
         progress.warn(
@@ -278,7 +281,9 @@ def _assumed_order(file: Path, outputs: int, targets: Sequence[str], data: str) 
     )
 
 
-def _right(model: OnnxModel, output: Logits, images: Split, stage: str, progress: Progress) -> RightImages:
+def _right(
+    model: OnnxModel, output: Logits, images: Split, names: Sequence[str], stage: str, progress: Progress
+) -> RightImages:
     right: list[bool] = []
     with progress.stage(stage, len(images), "image") as shown:
         for batch, labels in images.batches(_BATCH):
@@ -287,4 +292,4 @@ def _right(model: OnnxModel, output: Logits, images: Split, stage: str, progress
                 raise CheckpointError(f"{model.path} gives logits that are not finite; export it again")
             right += output.score(logits, labels).bool().tolist()
             shown.update(len(right))
-    return RightImages.of(right)
+    return RightImages.of(right, {name: images.labels.count(i) for i, name in enumerate(names)})

@@ -230,7 +230,9 @@ def refuse_impossible(derivations: Iterable[DeriveJob]) -> dict[str, BaseSize]:
             continue  # refused by their jobs
         if base not in networks:
             assert request.base is not None
-            networks[base] = network_without_weights(request.base, request.model_args, checkpoint=request.checkpoint)
+            networks[base] = network_without_weights(
+                request.base, request.model_args, checkpoint=request.checkpoint, pretrained=request.pretrained
+            )
         reasons[key] = _reason(request, networks[base])
     if impossible := [reason for reason in reasons.values() if reason]:
         raise JobsError(f"{len(impossible)} of {len(reasons)} budgets cannot be met: {'; '.join(impossible)}")

@@ -61,6 +61,7 @@ def test_its_answers_to_the_same_images_are_recorded(
     for part in ("validation", "test"):
         answers = document.answers[part]
         assert answers.images == getattr(data.images, part) and answers.right > 0.8 * answers.images
+        assert [*(answers.classes or {})] == ["5", "3", "8"]
         seen = evaluate(tmp_path / name, part=part)
         assert (seen.images, round(seen.top1 * seen.images)) == (answers.images, answers.right)
     assert "crop_mode center, as the derived models" in told.notes[0] and not told.warnings

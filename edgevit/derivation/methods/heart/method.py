@@ -47,6 +47,7 @@ from edgevit.derivation.problem import (
 from edgevit.derivation.realise import realise
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import check_all_pass
+from edgevit.network.dense import DenseFamily
 from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.records.model import BlockDims
@@ -117,9 +118,11 @@ def check_options(target: Target, config: Config) -> None:
     A head that reads tokens after several blocks needs them all.
     """
     if target.network.ends.read:
+        hint = "derive from the base without a head, which then gets one of a token or their mean, or "
+        pools = not isinstance(target.network.family, DenseFamily)  # by attention, also without a head
         raise OptionError(
-            "heart drops tokens, and the head of this base reads all of those after some blocks; derive from the base "
-            "without a head, which then gets one of a token or their mean, or with another --method"
+            "heart drops tokens, and the head of this base reads all of those after some blocks; "
+            f"{'derive ' if pools else hint}with another --method"
         )
     if config.gates == "soft" and not target.network.ends.reads_mean:
         raise OptionError(

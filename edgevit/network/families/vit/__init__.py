@@ -275,6 +275,8 @@ def make_classifiers(model: Any, classes: int) -> None:
     model.reset_classifier(classes)
     if isinstance(model.fc_norm, tokens.TokenChoice):
         model.head = tokens.widened(model, classes)
+    elif classes and (restores := embedding.linear_ends(model)):  # timm's is as narrow as the embedding
+        model.head = nn.Linear(restores[-1].out_features, classes).to(restores[-1].weight)
 
 
 def keep_classes(model: Any, classes: Sequence[int]) -> None:
@@ -427,4 +429,7 @@ def answers(model: Any, tokens: Tensor) -> Tensor:
 
 def keep_blocks(model: Any, indices: Sequence[int]) -> None:
     model.ffn_inputs = _ffn_inputs(model)
-    model.blocks = nn.Sequential(*(model.blocks[i] for i in indices))
+    restore, kept = getattr(model.blocks[-1], "restore", None), [model.blocks[i] for i in indices]
+    if restore is not None and not hasattr(kept[-1], "restore"):
+        kept[-1].restore = restore  # attention that pools reads tokens of the whole width
+    model.blocks = nn.Sequential(*kept)

@@ -141,6 +141,7 @@ def named(state: Mapping[str, Tensor]) -> Weights:
         renamed = {name.replace(".mlp.fc1_x.", ".mlp.fc1."): value for name, value in renamed.items()}
     if rules is _HUGGING_FACE_TOWER:
         _shape_tower(renamed)
+        notes += _tower_classifier(renamed)
     elif rules is not _HUGGING_FACE:
         _without_key_biases(renamed)
     for whole, parts in _JOINED.items():
@@ -155,7 +156,8 @@ def named(state: Mapping[str, Tensor]) -> Weights:
         )
         renamed, head = {name: value for name, value in renamed.items() if not name.startswith("head.")}, None
     usual = _TORCHVISION_PREPROCESSING if origin == "torchvision" else {}
-    return Weights(renamed, tuple(notes), 0 if head is None else len(head), origin, usual)
+    is_tower = rules is _HUGGING_FACE_TOWER
+    return Weights(renamed, tuple(notes), 0 if head is None else len(head), origin, usual, is_tower)
 
 
 def _of_network(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -191,6 +193,23 @@ def _shape_tower(state: State) -> None:
         if (packed := state.pop(f"attn_pool.in_proj_{part}", None)) is not None:
             rows = len(packed) // 3
             state |= {f"attn_pool.q.{part}": packed[:rows], f"attn_pool.kv.{part}": packed[rows:]}
+
+
+def _tower_classifier(state: State) -> list[str]:
+    """Name the classifier of an image tower as timm does, in place, or remove it with a note if timm has no equal.
+
+    It reads the mean of the patches: a SigLIP's behind the last norm, and a CLIP's before it. Neither uses the pooling.
+    """
+    names = [name for name in state if name.startswith("classifier.")]
+    if names and "cls_token" in state:
+        for name in names:
+            del state[name]
+        return ["the classifier of the weights reads patches before the last norm, and timm's after it: it is left out"]
+    if names:
+        state |= {name.replace("classifier.", "head."): state.pop(name) for name in names}
+        for name in [name for name in state if name.startswith("attn_pool.")]:
+            del state[name]
+    return []
 
 
 def _without_key_biases(state: State) -> None:

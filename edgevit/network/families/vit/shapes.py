@@ -122,7 +122,9 @@ def guessed_arguments(
     alone = bool(network.no_embed_class)
     now, then = shape_arguments(network_state, no_embed_class=alone), shape_arguments(state, no_embed_class=alone)
     differing = {name: value for name, value in then.items() if now.get(name) != value}
-    if differing.get("fc_norm") is False and "fc_norm.weight" not in network_state:
+    if differing.get("global_pool") == "avg" and "fc_norm" in then:
+        differing["fc_norm"] = then["fc_norm"]  # which timm would otherwise have for this pooling
+    elif differing.get("fc_norm") is False and "fc_norm.weight" not in network_state:
         del differing["fc_norm"]
     if isinstance(network, WithoutPositions):
         differing = _of_eva(differing)

@@ -94,6 +94,52 @@ def test_the_image_tower_of_a_folder_of_hugging_face_puts_out_what_timms_does(
     assert any("is left out: features are those before it" in note for note in progress.notes) == (kind == "clip")
 
 
+def tower(kind: str, folder: Path, config: Any, **more: Tensor) -> nn.Module:
+    """Write a small image tower of Hugging Face's, and other weights beside it; return timm's without a classifier."""
+    torch.manual_seed(0)
+    arguments: Any = {"global_pool": "avg", "fc_norm": False} if kind == "siglip" else {}
+    model = timm.create_model(f"vit_base_patch16_{kind}_224", **{**ARGS, "num_classes": 0}, **arguments).eval()
+    for _, parameter in model.named_parameters():
+        nn.init.normal_(parameter, 0.1, 0.3)
+    given = {**hugging_face_tower(model.state_dict(), "vision_model."), **more}
+    save_file({key: value.contiguous() for key, value in given.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return model
+
+
+def test_a_tower_whose_activation_no_file_states_is_refused(tmp_path: Path) -> None:
+    inner = {"model_type": "metaclip_2_vision_model", "hidden_act": "quick_gelu", "num_attention_heads": 4}
+    tower("clip", tmp_path, {"model_type": "metaclip_2", "vision_config": inner})
+    with pytest.raises(CheckpointError, match=r"whose activation and heads no shape tells, and config\.json beside it"):
+        open_network(tmp_path)
+    name = "vit_base_patch16_clip_quickgelu_224"
+    named_by_user = open_network(name, checkpoint=tmp_path, model_args={"num_heads": 4})
+    assert isinstance(named_by_user, Headless) and named_by_user.timm_name == name
+
+
+def test_the_classifier_of_a_siglip_reads_the_mean_of_the_patches(tmp_path: Path) -> None:
+    inner = {"model_type": "siglip_vision_model", "num_attention_heads": ARGS["num_heads"], "hidden_act": "gelu"}
+    weight, bias = torch.randn(3, 64), torch.randn(3)
+    unused = {"vision_model.head.probe": torch.ones(1, 1, 64), "vision_model.head.layernorm.bias": torch.ones(64)}
+    names = {"id2label": {"0": "a", "1": "b", "2": "c"}}
+    config = {"model_type": "siglip", **names, "vision_config": inner}
+    model = tower("siglip", tmp_path, config, **{"classifier.weight": weight, "classifier.bias": bias}, **unused)
+    found = open_network(tmp_path)
+    assert isinstance(found, Model) and found.release.labels == ("a", "b", "c")
+    for block in model.blocks:  # type: ignore[union-attr]  # as config.json says: not SigLIP's usual one
+        block.mlp.act = nn.GELU()
+    torch.testing.assert_close(outputs(found), outputs(model) @ weight.T + bias)
+
+
+def test_the_classifier_of_a_clip_has_no_place_in_timms(tmp_path: Path) -> None:
+    inner = {"model_type": "clip_vision_model", "num_attention_heads": ARGS["num_heads"], "hidden_act": "gelu"}
+    more = {"classifier.weight": torch.ones(3, 64), "classifier.bias": torch.ones(3)}
+    model, progress = tower("clip", tmp_path, {"model_type": "clip", "vision_config": inner}, **more), Notes()
+    found = open_network(tmp_path, progress=progress)  # type: ignore[arg-type]
+    assert isinstance(found, Headless) and torch.equal(outputs(found.network), outputs(model))
+    assert any("reads patches before the last norm" in note for note in progress.notes)
+
+
 @pytest.mark.parametrize("prefix", ["", "dinov2."])  # of the weights of Dinov2Model, and of a model that has one
 def test_a_model_of_hugging_face_without_a_classifier_is_headless(small_vit: Any, tmp_path: Path, prefix: str) -> None:
     network = small_vit(num_classes=0, **LAYER_SCALE)

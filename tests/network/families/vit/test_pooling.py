@@ -65,6 +65,38 @@ def test_it_reads_tokens_of_the_whole_width_whatever_their_basis() -> None:
         assert each.geometry.params(each.dims) == sum(p.numel() for p in each.module.parameters())
 
 
+def narrow(**arguments: Any) -> Network:
+    network = Network(siglip(**arguments))
+    turn = torch.linalg.qr(torch.randn(64, 64, dtype=torch.float64))[0]
+    return network.with_embedding(turn[:16], [decoder(turn[:16])] * (2 * len(network.dims) + 1))
+
+
+def test_a_narrow_one_without_its_last_block_still_restores_its_tokens(tmp_path: Path) -> None:
+    network, base = narrow(), describe(Network(siglip()), SIGLIP, {**ARGS, "num_classes": 5})
+    block = network.module.blocks[0]
+    network.keep_blocks((0,))
+    with torch.no_grad():
+        tokens = block.restore(block.add_sites(network.first_tokens(IMAGES)))
+        torch.testing.assert_close(network(IMAGES), network.answers(tokens))
+    labels = tuple(TargetClass(str(i), i) for i in range(5))
+    save(made := Model(network, derived_spec(base.spec, network, "full", labels)), tmp_path / "m")
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path / "m")(IMAGES), made(IMAGES))
+
+
+def test_a_narrow_one_gets_a_head_of_the_whole_width() -> None:
+    network = narrow()
+    module = network.module
+    with torch.no_grad():
+        pooled = module.forward_head(module.forward_features(IMAGES), pre_logits=True)
+        torch.testing.assert_close(with_features(network)(IMAGES), pooled)
+        network.make_classifiers(3)
+        assert network(IMAGES).shape == (2, 3)
+    assert network.geometry.params(network.dims) == sum(p.numel() for p in module.parameters())
+    with pytest.raises(UnsupportedModelError, match="was narrowed before, and its tokens are restored for its pooling"):
+        with_features(network, "patches")
+
+
 def test_a_narrow_one_with_fewer_heads_is_read_from_its_folder(tmp_path: Path) -> None:
     """timm gives the pooling as many heads as the blocks, and its heads are still those of the base."""
     network = Network(siglip(num_heads=4))
