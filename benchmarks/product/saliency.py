@@ -172,8 +172,7 @@ def section() -> str:
         "foreground.",
         [table(["MACs gone", "method", "channels", "mean absolute error", "IoU"], lines)],
         "python -m benchmarks.product.saliency",
-        "224 px; other seeds; target maps, which these pictures do not have. Rows at 0.3 and, with the decoder, 0.41 "
-        "are of the state before the decoder read narrower embeddings.",
+        "224 px; other seeds; target maps, which these pictures do not have.",
     )
 
 

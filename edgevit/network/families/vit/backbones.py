@@ -105,8 +105,8 @@ def is_backbone(module: Any) -> bool:
 def _is_release(module: Any) -> bool:
     if type(module).__name__ != "DinoVisionTransformer" or not hasattr(module, "get_intermediate_layers"):
         return False
-    names = named(module.state_dict()).state
-    return "blocks.0.mlp.fc1.weight" in names and "register_tokens" not in names and "head.weight" not in names
+    names = named(module.state_dict()).state.keys()  # DINOv3's class of this name has no positions
+    return {"pos_embed", "blocks.0.mlp.fc1.weight"} <= names and not {"register_tokens", "head.weight"} & names
 
 
 def adopted(module: Any) -> VisionTransformer:
