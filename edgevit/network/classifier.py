@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
-from torch import nn
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.copies import bare_copy
@@ -19,7 +17,6 @@ from edgevit.network.output import Features
 from edgevit.records.model import TokenOutput
 
 _POOLED = "try --output features"
-_SHARED = 256  # channels that images and texts share; the CLIPs in timm have 512 to 1280
 
 
 def with_classes(network: Network, classes: Sequence[int]) -> Network:
@@ -37,17 +34,6 @@ def depths_in(network: Network) -> tuple[int, ...]:
 def tokens_of(network: Network) -> TokenOutput | None:
     """The tokens that the head of a network reads; None: timm's pooled token."""
     return network.module.tokens if isinstance(network.module, Depths) else chosen_tokens(network.module)
-
-
-def is_projection(module: VisionTransformer) -> bool:
-    """Whether the head of a ViT is CLIP's map to what images and texts share: in timm its bias is zero.
-
-    A classifier without a bias is told from it by fewer outputs.
-    """
-    head = module.head
-    if isinstance(module.norm_pre, nn.Identity) or not isinstance(head, nn.Linear):
-        return False
-    return head.out_features >= _SHARED and (head.bias is None or not bool(head.bias.any()))
 
 
 def pooled_place(network: Network) -> slice | None:

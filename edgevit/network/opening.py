@@ -12,7 +12,6 @@ from typing import Any
 
 import timm
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torchvision.models import WeightsEnum
 
@@ -20,11 +19,11 @@ from edgevit.errors import CheckpointError, OptionError, UnsupportedModelError
 from edgevit.network.agreement import check_architecture, check_sizes
 from edgevit.network.arguments import check_arguments
 from edgevit.network.builder import builder_parts, built, is_builder
-from edgevit.network.classifier import is_projection
 from edgevit.network.copies import without_values
 from edgevit.network.creation import check_timm_name, create_timm_network, norm_eps, try_once
 from edgevit.network.detector import Pyramid
 from edgevit.network.families import Interchange, family_like, family_names, load_family
+from edgevit.network.families.vit.tokens import is_projection
 from edgevit.network.filling import fill_module
 from edgevit.network.folder import load
 from edgevit.network.hub import downloaded_repository
@@ -150,12 +149,12 @@ def _opened(
     module: nn.Module, name: str, args: Mapping[str, Any], preprocessing: Mapping[str, Any], progress: Progress,
     *, named: bool = False,
 ) -> Model | Headless:  # fmt: skip
-    if isinstance(module, VisionTransformer) and not named and is_projection(module):
+    if not named and is_projection(module):
         progress.note(
             f"the {module.num_classes} outputs of {name} are what CLIP compares with texts, and no classes: features "
             "are those before this linear map"
         )
-        module.reset_classifier(0)
+        load_family("vit").make_classifiers(module, 0)
         args = {**args, "num_classes": 0}
     network = Network(module.eval())  # raises for unsupported networks before a classifier is fitted
     try_once(network, name)

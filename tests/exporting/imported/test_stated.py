@@ -90,7 +90,7 @@ def test_a_shortest_edge_keeps_proportions(tmp_path: Path) -> None:
     [
         ({"rescale_factor": 1 / 127.5}, "mean, std"),
         ({"size": {"longest_edge": 224}}, "input_size"),
-        ({"size": 224, "image_processor_type": "CLIPImageProcessor"}, "input_size"),
+        ({"size": 224, "image_processor_type": "ConvNextImageProcessor"}, "input_size"),
         ({"resample": 9}, "interpolation"),
         ({"do_resize": False}, "input_size"),
         ({"size": {"height": 256, "width": 320}, "crop_size": 224, "do_center_crop": True}, "crop_pct"),

@@ -19,6 +19,7 @@ from edgevit.network.families.vit.parts import read_attention
 from edgevit.network.layers import SoftGates
 from edgevit.records.model import TokenOutput
 
+_SHARED = 256  # channels that images and texts share; the CLIPs in timm have 512 to 1280
 _RANKED = "this block drops tokens, ranked by its attention"
 _UNRANKED = "a block without attention cannot rank tokens"
 _PUT_OUT = "all patches are put out"
@@ -199,6 +200,17 @@ def widened(model: Any, classes: int) -> nn.Linear:
     """A head with random weights, as wide as the tokens that it reads."""
     like = model.pos_embed if model.pos_embed is not None else model.cls_token
     return nn.Linear(model.fc_norm.joined * model.embed_dim, classes, device=like.device, dtype=like.dtype)
+
+
+def is_projection(model: Any) -> bool:
+    """Whether the head of a ViT is CLIP's map to what images and texts share: in timm its bias is zero.
+
+    A classifier without a bias is told from it by fewer outputs.
+    """
+    head = getattr(model, "head", None)
+    if isinstance(getattr(model, "norm_pre", None) or nn.Identity(), nn.Identity) or not isinstance(head, nn.Linear):
+        return False
+    return head.out_features >= _SHARED and (head.bias is None or not bool(head.bias.any()))
 
 
 def passing(block: Any, count: int, prefix: int, *, has_class: bool, merge: bool) -> Any:
