@@ -92,8 +92,8 @@ def show_sweep(console: Console, folder: Path, sweep: Sweep) -> None:
     loss, may_be = sweep.loss(model), f"whose loss against the {base} may be chance"
     verdict = f"is the smallest model {may_be}" if chosen else f"is the most accurate, and there is no model {may_be}"
     console.show(f"{model.folder} {verdict}: {loss.text(sweep.part)}")
-    if (refused := sweep.worse_in_a_class()) is not None and (hidden := sweep.loss(refused).hidden) is not None:
-        console.show(f"{refused.folder} is as accurate on all of them and smaller, but {hidden.text()}")
+    if (refused := sweep.worse_in_a_class()) is not None and (worst := sweep.loss(refused).worst_alone) is not None:
+        console.show(f"{refused.folder} is as accurate on all of them and smaller, but {worst.text()}")
     if (tested := model.on("test")) and (of_base := reference.on("test")) and sweep.part == "validation":
         console.show(
             f"On the {tested.images} test images, which `edgevit report` shows, the {base} has {of_base.top1:.2%} and "

@@ -59,7 +59,7 @@ class Loss:
     lost: int | None = None  # number of images that only the base classifies correctly; None: not compared by pairs
     gained: int | None = None  # number of images that only the model classifies correctly; None: not compared by pairs
     worst: ClassLoss | None = None  # the class whose loss is least likely chance; None: no class loses more than chance
-    hidden: ClassLoss | None = None  # `worst`, where the loss of all images may be chance
+    worst_alone: ClassLoss | None = None  # `worst`, where the loss of all images may be chance
 
     def text(self, part: str) -> str:
         """Describe it as the end of a sentence about the model."""
@@ -67,8 +67,7 @@ class Loss:
         hidden = f"a loss of up to {100 * max(self.most, 0):.1f} points cannot be excluded"
         if self.lost is None or self.gained is None:
             return f"on {images}, compared by intervals, as no record says which of them are right; {hidden}"
-        worst = self.worst
-        of_class = "" if worst is None else f", {worst.text()}"
+        of_class = "" if self.worst is None else f", {self.worst.text()}"
         return f"on {images} it loses {self.lost} right answers of the base and gains {self.gained}{of_class}; {hidden}"
 
 
@@ -83,7 +82,7 @@ def loss_of(model: RightCount, base: RightCount) -> Loss:
     of_all, worst = better_by_chance(lost, gained) >= _CHANCE, _worst_class(model.which, base.which)
     return Loss(
         model.images, share, _most(lost, gained, model.images), of_all and worst is None, lost, gained,
-        worst=worst, hidden=worst if of_all else None,
+        worst=worst, worst_alone=worst if of_all else None,
     )  # fmt: skip
 
 

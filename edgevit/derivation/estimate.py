@@ -75,12 +75,12 @@ def estimate(
     masked = getattr(config, "purification_steps", 0) * getattr(config, "purification_batch", 0)
     measuring = solved * (read + 4 * forward) + differentiated * (read + 6 * forward) + measured * 2 * depth * forward
     # Of 512 images of a ViT of 192 x 6 at 64 px, the first rate took 50 s of 52, others 16 of 24.
-    measuring += _order_seconds(problem.network, getattr(config, "neuron_orders", 0))
     measuring += (derivations - 1) * solved * 2 * forward + derivations * masked * (read + 3 * forward)
     of_base = (problem.base_training.steps or 0) * problem.base_training.batch
     whole = derivations * 2 * len(task.test) * (read + forward) + trains_base * of_base * (read + 3 * forward)
     processes = problem.compute.accelerator.num_processes
-    return Estimate(whole / processes, measuring / processes, learning / processes, rest, derivations)
+    ordering = _order_seconds(problem.network, getattr(config, "neuron_orders", 0))  # which each process does
+    return Estimate(whole / processes, measuring / processes + ordering, learning / processes, rest, derivations)
 
 
 def _order_seconds(network: Network, orders: int) -> float:

@@ -238,7 +238,7 @@ class Panel:
         refused = [
             entry
             for entry in self.models
-            if axis is not None and is_eligible(entry) and (loss := self.loss(entry, self.part)) and loss.hidden
+            if axis is not None and is_eligible(entry) and (loss := self.loss(entry, self.part)) and loss.worst_alone
             and (cost := cost_on_axis(entry, axis)) is not None and limit is not None and cost < limit
         ]  # fmt: skip
         return max(refused, key=self.merit, default=None)

@@ -166,9 +166,9 @@ def answer(panel: Panel) -> str:
             sentences.append(_outdone(panel, entry, derived))
     if (refused := panel.worse_in_a_class()) is not None:
         loss = panel.loss(refused, panel.part)
-        assert loss is not None and loss.hidden is not None
+        assert loss is not None and loss.worst_alone is not None
         sentences.append(
-            f"{refused.title} costs less and is as accurate on all {panel.part} images, but {loss.hidden.text()}."
+            f"{refused.title} costs less and is as accurate on all {panel.part} images, but {loss.worst_alone.text()}."
         )
     return " ".join(sentences)
 

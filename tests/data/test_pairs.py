@@ -69,7 +69,7 @@ def test_a_class_of_few_images_may_be_lost_while_the_accuracy_of_all_stays(
     assert (loss.lost, loss.gained, loss.may_be_chance) == (lost, lost, may_be_chance)
     text = f"and gains {lost}, of the 30 of 'crack' it loses {lost} and gains 0; a loss of up to"
     assert (text in loss.text("test")) == (not may_be_chance)
-    assert (loss.hidden is not None) == (not may_be_chance)
+    assert (loss.worst_alone is not None) == (not may_be_chance)
 
 
 def test_without_a_record_of_which_images_are_right_the_interval_of_the_share_decides() -> None:

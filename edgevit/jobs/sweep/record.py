@@ -197,7 +197,7 @@ class Sweep:
         chosen = self.chosen()
         if not self.has_labels or self.reference is None:
             return None
-        smaller = [p for p in self.derived if (chosen is None or p.macs < chosen.macs) and self.loss(p).hidden]
+        smaller = [p for p in self.derived if (chosen is None or p.macs < chosen.macs) and self.loss(p).worst_alone]
         return max(smaller, key=lambda point: point.top1, default=None)
 
     def recalled(self) -> str | None:

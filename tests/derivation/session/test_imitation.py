@@ -55,6 +55,18 @@ def derived(digits_checkpoint: Path, photos: Path, tmp_path_factory: pytest.Temp
     return derive(digits_checkpoint, photos, tmp_path_factory.mktemp("features") / "model")
 
 
+def _by_plain_timm(folder: Path, batch: torch.Tensor) -> torch.Tensor:
+    """What the code in a folder's README puts out, which has timm and torch alone."""
+    plain = edgevit.load(folder).plain_loader()
+    assert plain is not None
+    spec, state = json.loads((folder / "model.json").read_text()), load_file(folder / "model.safetensors")
+    names: dict[str, Any] = {"timm": timm, "torch": torch, "spec": spec, "state": state}
+    exec(plain, names)
+    with torch.inference_mode():
+        outputs: torch.Tensor = names["model"].eval()(batch)
+    return outputs
+
+
 def _features_of_base(checkpoint: Path) -> Any:
     base = timm.create_model(NAME, **ARGS, num_classes=10)
     base.load_state_dict(load_file(checkpoint))
@@ -77,17 +89,7 @@ def test_the_features_are_like_the_bases_and_plain_timm_computes_them(
     assert cosines.mean() > 0.9
     assert record.similarity is not None and abs(record.similarity.cosine - float(cosines.mean())) < 0.05
     assert record.similarity.images == record.data.images.test > 0 and record.similarity.same_neighbours > 0.4
-    plain = loaded.plain_loader()
-    assert plain is not None
-    names: dict[str, Any] = {
-        "timm": timm,
-        "torch": torch,
-        "spec": json.loads((derived.folder / "model.json").read_text()),
-        "state": load_file(derived.folder / "model.safetensors"),
-    }
-    exec(plain, names)
-    with torch.inference_mode():
-        torch.testing.assert_close(names["model"].eval()(batch), features, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(_by_plain_timm(derived.folder, batch), features, rtol=1e-4, atol=1e-4)
 
 
 def test_pooled_features_of_a_siglip_are_like_the_bases_and_plain_timm_computes_them(
@@ -111,13 +113,7 @@ def test_pooled_features_of_a_siglip_are_like_the_bases_and_plain_timm_computes_
         features, expected = loaded(batch), base(batch)
         errors = (features - expected).square().mean() / expected.var(0).mean()
     assert errors < 0.3 and made.model.spec.macs <= 0.71 * made.model.spec.base.macs
-    names: dict[str, Any] = {
-        "timm": timm, "torch": torch, "spec": json.loads((made.folder / "model.json").read_text()),
-        "state": load_file(made.folder / "model.safetensors"),
-    }  # fmt: skip
-    exec(loaded.plain_loader() or "", names)
-    with torch.inference_mode():
-        torch.testing.assert_close(names["model"].eval()(batch), features, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(_by_plain_timm(made.folder, batch), features, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -163,13 +159,7 @@ def test_features_of_tokens_are_like_the_bases_and_plain_timm_computes_them(
     cosines = torch.nn.functional.cosine_similarity(features, wanted, dim=-1).mean(0)
     assert cosines[0] > 0.85 and cosines[1:].mean() > 0.85
     assert abs(record.similarity.cosine - float(cosines.mean())) < 0.05
-    names: dict[str, Any] = {
-        "timm": timm, "torch": torch, "spec": json.loads((of_tokens.folder / "model.json").read_text()),
-        "state": load_file(of_tokens.folder / "model.safetensors"),
-    }  # fmt: skip
-    exec(loaded.plain_loader() or "", names)
-    with torch.inference_mode():
-        torch.testing.assert_close(names["model"].eval()(batch), features, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(_by_plain_timm(of_tokens.folder, batch), features, rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture(scope="module")

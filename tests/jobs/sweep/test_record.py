@@ -67,7 +67,7 @@ def test_a_smaller_model_that_loses_a_class_is_not_chosen_and_is_named() -> None
     base, small = judged(BASE, 30, 240), judged(point(0.9, 270, 10), 21, 249)
     sweep = sweep_of(base, judged(point(0.5, 270, 50), 29, 241), small)
     assert sweep.chosen().rate == 0.5 and sweep.worse_in_a_class() == small
-    assert sweep.loss(small).hidden.text() == "of the 30 of 'crack' it loses 9 and gains 0"
+    assert sweep.loss(small).worst_alone.text() == "of the 30 of 'crack' it loses 9 and gains 0"
     assert sweep_of(base, small).chosen() is None and sweep_of(base, small).worse_in_a_class() == small
     assert sweep_of(base, judged(small, 29, 241)).worse_in_a_class() is None
 
