@@ -289,6 +289,7 @@ class Block:
     merged: bool = False  # whether one of the tokens passed on is the mean of the dropped tokens
     stage: int = 0  # number of the block's stage in the network, from 0
     shifted: bool = False  # whether its windows are moved by half against those of the other blocks
+    windows: int = 1  # number of windows within which its tokens attend to one another
 
     @property
     def embed(self) -> int:
@@ -303,7 +304,7 @@ class Block:
         a, f = self.attention, self.ffn
         heads, qk, vo = (0, 0, 0) if a is None else (a.heads, a.qk, a.vo)
         ffn = 0 if f is None else f.neurons
-        return BlockDims(heads, qk, vo, ffn, self.tokens, self.merged, self.stage, self.shifted)
+        return BlockDims(heads, qk, vo, ffn, self.tokens, self.merged, self.stage, self.shifted, self.windows)
 
 
 def packed_widths(dims: BlockDims) -> list[int]:

@@ -116,7 +116,7 @@ class PlacedBlock:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """All sizes on which its cost depends."""
-        pairs = self.tokens**2 if self.stage.pairs is None else self.stage.pairs
+        pairs = self.tokens**2 // self.dims.windows if self.stage.pairs is None else self.stage.pairs
         sizes: dict[str, int] = {axis: size for axis, size in self.dims.sizes.items()}
         return sizes | {"embed": self.stage.embed, "tokens": self.tokens, "pairs": pairs}
 

@@ -7,7 +7,6 @@ the same. So the network that is measured and cut is `Pyramid`, which stops behi
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +22,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from edgevit.errors import UnsupportedModelError, is_out_of_memory
 from edgevit.network.layers import counted_macs
 from edgevit.network.padding import PictureAreas, picture_areas
-from edgevit.network.plain_detector import PlainDetector, Squash, levels_by_name
+from edgevit.network.plain_detector import PlainDetector, Squash, levels_by_name, levels_like
 from edgevit.network.weights import first_line
 from edgevit.records.model import PreprocessingFields
 from edgevit.records.preparing import CORNER, fitted_size
@@ -153,9 +152,7 @@ class Pyramid(nn.Module):
         def forward(images: Tensor) -> Any:
             parts = torch.split(predict(images).to(images), [size.numel() for size in sizes.values()], 1)
             levels = [part.reshape(-1, *size) for part, size in zip(parts, sizes.values(), strict=True)]
-            if isinstance(given, Tensor):
-                return levels[0]
-            return OrderedDict(zip(sizes, levels, strict=True)) if isinstance(given, Mapping) else type(given)(levels)
+            return levels_like(given, dict(zip(sizes, levels, strict=True)))
 
         backbone.forward = forward
         try:

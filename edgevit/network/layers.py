@@ -86,6 +86,7 @@ class BlockLayers:
     merged: bool = False
     stage: int = 0
     shifted: bool = False
+    windows: int = 1
     # What the tokens of the block before pass first: where a stage begins, the layers that merge them.
     entry: tuple[nn.Module, ...] = ()
     # In a narrower embedding: from its tokens to those of the whole width, which the module puts out for a head.
@@ -111,7 +112,7 @@ class BlockLayers:
     def read(self) -> Block:
         """Return the block's weights, as views of the live parameters."""
         attention, ffn = self.attention and self.attention.read(), self.ffn and self.ffn.read()
-        return Block(attention, ffn, self.tokens, self.merged, self.stage, self.shifted)
+        return Block(attention, ffn, self.tokens, self.merged, self.stage, self.shifted, self.windows)
 
 
 @dataclass(frozen=True)

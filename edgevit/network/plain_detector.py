@@ -153,7 +153,7 @@ def _reads_levels(detector: PlainDetector, images: Tensor) -> bool:
     ((inputs, options, levels),) = calls
     if options or len(inputs) != 1 or not isinstance(inputs[0], Tensor) or not torch.equal(inputs[0], images):
         return False
-    if type(levels) not in (Tensor, list, tuple, dict, OrderedDict):
+    if type(levels) not in (Tensor, list, tuple, dict, OrderedDict) and not hasattr(levels, "feature_maps"):
         return False
     for level in (values := [*levels_by_name(levels).values()]):
         if not isinstance(level, Tensor) or level.ndim < 3 or len(level) != len(images):
@@ -167,7 +167,18 @@ def _reads_levels(detector: PlainDetector, images: Tensor) -> bool:
 
 
 def levels_by_name(levels: Any) -> Mapping[str, Tensor]:
-    """The levels that a backbone gives: one, several in order, or by their names."""
+    """The levels that a backbone gives: one, several in order, by their names, or as a backbone of transformers."""
+    levels = getattr(levels, "feature_maps", levels)
     if isinstance(levels, Mapping):
         return levels
     return {str(i): level for i, level in enumerate([levels] if isinstance(levels, Tensor) else levels)}
+
+
+def levels_like(given: Any, levels: Mapping[str, Tensor]) -> Any:
+    """Other levels, in the form of those that a backbone gave."""
+    in_order = [*levels.values()]
+    if isinstance(given, Tensor):
+        return in_order[0]
+    if hasattr(given, "feature_maps"):
+        return type(given)(feature_maps=tuple(in_order))
+    return OrderedDict(levels) if isinstance(given, Mapping) else type(given)(in_order)

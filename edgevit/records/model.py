@@ -65,6 +65,8 @@ class BlockDims:
     merged: bool = False  # whether one of the tokens passed on is the mean of the dropped tokens
     stage: Dimension = 0  # number of the network's stage, whose blocks have one embedding width
     shifted: bool = False  # whether its windows are those of the other blocks, moved by half
+    # Windows of equally many tokens, within which tokens attend to one another; 1: to all. Swin's are of its stage.
+    windows: Size = 1
 
     def __getitem__(self, axis: SizeAxis) -> int:
         size: int = getattr(self, axis)

@@ -25,7 +25,7 @@ from edgevit.network.anatomy import Axis, Block, BlockDims, Decoder, Site, SiteK
 from edgevit.network.copies import bare_copy, without_values
 from edgevit.network.cost import Geometry, NetworkStage, attention_terms, ffn_terms
 from edgevit.network.families import architecture
-from edgevit.network.families.vit import backbones, embedding, pooling, tokens
+from edgevit.network.families.vit import backbones, embedding, pooling, tokens, windowed
 from edgevit.network.families.vit import interchange as interchange
 from edgevit.network.families.vit.parts import (
     attn_of,
@@ -37,6 +37,7 @@ from edgevit.network.families.vit.parts import (
     mlp_of,
     read_attention,
     read_ffn,
+    windows_of,
     write_attention,
     write_ffn,
 )
@@ -54,7 +55,7 @@ _SITES: tuple[tuple[str, SiteKind], ...] = (("attn", "attention"), ("mlp", "ffn"
 
 
 def matches(model: Any) -> bool:
-    return isinstance(model, (VisionTransformer, Eva)) or backbones.is_backbone(model)
+    return isinstance(model, (VisionTransformer, Eva)) or backbones.is_backbone(model) or windowed.is_windowed(model)
 
 
 def _reason_against(block: Any) -> str | None:
@@ -178,6 +179,7 @@ def _block_layers(model: Any, index: int, frozen: Mapping[Axis, str]) -> BlockLa
         attention,
         ffn,
         *token_counts,
+        windows=windows_of(attn),
         entry=() if before is None else (before, block.narrow),
         restore=getattr(block, "restore", None),
         sites=block.add_sites if isinstance(block, SlimBlock) else None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from math import isqrt
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -22,6 +22,7 @@ from edgevit.network.weights import mlp_ratio
 
 _MODULES = "transformers.models.dinov2."
 _OUTPUTS = "transformers.modeling_outputs"
+B = TypeVar("B", bound="Dinov2Backbone")
 
 
 class Dinov2Backbone(VisionTransformer):  # type: ignore[misc]
@@ -49,7 +50,7 @@ class Dinov2Backbone(VisionTransformer):  # type: ignore[misc]
         if not self.reshapes:
             return tokens
         patches = tokens[:, self.num_prefix_tokens :]
-        return patches.transpose(1, 2).reshape(len(patches), -1, *self.patch_embed.grid_size)
+        return patches.transpose(1, 2).reshape(patches.shape[0], -1, *self.patch_embed.grid_size)
 
 
 class Dinov2Release(VisionTransformer):  # type: ignore[misc]
@@ -73,7 +74,7 @@ class Dinov2Release(VisionTransformer):  # type: ignore[misc]
                 after.append(self.norm(tokens) if norm else tokens)
         patches, grid = [each[:, 1:] for each in after], tuple(self.patch_embed.grid_size)
         if reshape:
-            patches = [each.transpose(1, 2).reshape(len(each), -1, *grid) for each in patches]
+            patches = [each.transpose(1, 2).reshape(each.shape[0], -1, *grid) for each in patches]
         of_class = [each[:, 0] for each in after]
         return tuple(zip(patches, of_class, strict=True)) if return_class_token else tuple(patches)
 
@@ -120,7 +121,7 @@ def adopted(module: Any) -> VisionTransformer:
     return vit
 
 
-def _filled(vit: Any, module: nn.Module) -> None:
+def _fill(vit: Any, module: nn.Module) -> None:
     """Give a VisionTransformer the weights of a module whose names are those of another program, in place."""
     weights = named(module.state_dict()).state
     vit.load_state_dict({name: weights[name] for name in vit.state_dict()}, assign=True)
@@ -138,7 +139,7 @@ def _of_release(module: Any) -> Dinov2Release:
             mlp_ratio=mlp_ratio(len(names["blocks.0.mlp.fc1.weight"]), width),
             qkv_bias="blocks.0.attn.qkv.bias" in names, init_values=1.0 if "blocks.0.ls1.gamma" in names else None,
         )  # fmt: skip
-    _filled(vit, module)
+    _fill(vit, module)
     was_training = module.training
     image = torch.rand(1, weight.shape[1], side * patch, side * patch, generator=torch.Generator().manual_seed(0))
     expected, actual = (
@@ -159,15 +160,26 @@ def _of_release(module: Any) -> Dinov2Release:
 def _of_transformers(module: Any) -> Dinov2Backbone:
     config = module.config
     with without_values():
-        vit = Dinov2Backbone(
-            img_size=config.image_size, patch_size=config.patch_size, embed_dim=config.hidden_size,
-            depth=config.num_hidden_layers, num_heads=config.num_attention_heads, qkv_bias=config.qkv_bias,
-            mlp_ratio=config.mlp_ratio, init_values=1.0, num_classes=0,
-        )  # fmt: skip
-    _filled(vit, module)
+        vit = made(Dinov2Backbone, config, config.image_size, config.num_hidden_layers)
+    put_out(vit, module)
+    vit.reshapes = bool(config.reshape_hidden_states)
+    return vit
+
+
+def made(kind: type[B], config: Any, size: int, depth: int) -> B:
+    """A backbone of this class with the sizes in a configuration of transformers, for images of this size."""
+    return kind(
+        img_size=size, patch_size=config.patch_size, embed_dim=config.hidden_size, depth=depth,
+        num_heads=config.num_attention_heads, qkv_bias=config.qkv_bias, mlp_ratio=config.mlp_ratio, init_values=1.0,
+        num_classes=0,
+    )  # fmt: skip
+
+
+def put_out(vit: Dinov2Backbone, module: Any) -> None:
+    """Give a backbone the weights of one of transformers, and have it put out the same maps."""
+    _fill(vit, module)
     for part in vit.modules():
         if isinstance(part, nn.LayerNorm):
-            part.eps = config.layer_norm_eps
+            part.eps = module.config.layer_norm_eps
     vit.depths = tuple(i for i, stage in enumerate(module.stage_names) if stage in module.out_features)
-    vit.normalises, vit.reshapes = bool(config.apply_layernorm), bool(config.reshape_hidden_states)
-    return vit
+    vit.normalises = bool(module.config.apply_layernorm)

@@ -7,7 +7,7 @@ from typing import Any
 from timm.models.vision_transformer import VisionTransformer
 
 from edgevit.network.families import plain_creation
-from edgevit.network.families.vit import backbones, pooling, rotary
+from edgevit.network.families.vit import backbones, pooling, rotary, windowed
 from edgevit.network.families.vit.embedding import linear_ends
 from edgevit.network.families.vit.names import fitted as fitted
 from edgevit.network.families.vit.names import named as named
@@ -59,7 +59,9 @@ _END = """model.load_state_dict(state)
 
 
 def adopted(module: Any) -> Any:
-    """Convert timm's DINOv3, and transformers' DINOv2, to a VisionTransformer; return other modules unchanged."""
+    """Convert a network that holds the weights of a VisionTransformer to one; return other modules unchanged."""
+    if windowed.is_windowed(module):
+        return windowed.adopted(module)
     return backbones.adopted(module) if backbones.is_backbone(module) else rotary.adopted(module)
 
 

@@ -7,6 +7,7 @@ layers, or the halves of one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,11 @@ def attn_of(block: Any) -> Any:
 def mlp_of(block: Any) -> Any:
     """The FFN of a block; None: removed."""
     return getattr(block, "mlp", None)
+
+
+def windows_of(attn: Any) -> int:
+    """The number of windows within which the tokens of an attention attend to one another; 1 for None."""
+    return int(getattr(attn, "window_count", 1))
 
 
 def is_post_norm(block: Any) -> bool:
@@ -75,12 +81,14 @@ def read_ffn(mlp: Any) -> Ffn:
 
 
 def make_attention(dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias: bool, like: Any = None) -> nn.Module:
-    """An attention of these sizes, with the rotation of the one that it replaces."""
+    """An attention of these sizes, with the rotation or the windows of the one that it replaces."""
     biases = {"qkv_bias": qkv_bias, "proj_bias": proj_bias}
     if isinstance(like, RotaryAttention):
         rotary = RotaryAttention(like.rotation, dim, dims, **biases)
         rotary.table = rotary.table.to(like.table)
         return rotary
+    if windows_of(like) > 1:
+        return SlimAttention(dim, replace(dims, windows=windows_of(like)), **biases)
     if dims.qk == dims.vo:
         timm_attention: nn.Module = TimmAttention(dim, num_heads=dims.heads, attn_head_dim=dims.qk, **biases)
         return timm_attention

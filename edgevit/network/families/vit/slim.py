@@ -8,6 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import BlockDims, packed_widths
 
 _NAMES = {
@@ -19,12 +20,15 @@ _ENDS = ("narrow", "restore")
 class SlimAttention(nn.Module):
     """Multi-head self-attention with separate QK and VO widths; the same in every head.
 
+    Tokens attend to all, or to those of their window: the tokens in order are so many windows of equal size.
+
     Shapes: B batch, N tokens, d embedding width, H heads, q QK width, v VO width.
     `qkv` stacks all heads' queries, then keys, then values: [H * (2q + v), d]. Logits are divided by sqrt(q).
     """
 
     def __init__(self, dim: int, dims: BlockDims, *, qkv_bias: bool = True, proj_bias: bool = True) -> None:
         super().__init__()
+        self.window_count = dims.windows
         self.num_heads, (self.qk_dim, self.vo_dim) = dims.heads, dims.head_widths
         self.scale = self.qk_dim**-0.5
         self.qkv = nn.Linear(dim, sum(packed_widths(dims)), bias=qkv_bias)
@@ -34,10 +38,13 @@ class SlimAttention(nn.Module):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         batch, tokens, _ = x.shape
+        if attn_mask is not None and self.window_count > 1:
+            raise UnsupportedModelError("tokens of windows have no weights")
         widths = (self.num_heads * self.qk_dim, self.num_heads * self.qk_dim, self.num_heads * self.vo_dim)
-        # each [B, H, N, q or v]
+        # each [B, H, N, q or v], where a window is one more image
         q, k, v = (
-            part.reshape(batch, tokens, self.num_heads, -1).transpose(1, 2) for part in self.qkv(x).split(widths, -1)
+            part.reshape(batch * self.window_count, tokens // self.window_count, self.num_heads, -1).transpose(1, 2)
+            for part in self.qkv(x).split(widths, -1)
         )
         q, k = self.placed(q), self.placed(k)
         dropout = self.attn_drop.p if self.training else 0.0
