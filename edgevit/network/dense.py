@@ -26,6 +26,7 @@ from edgevit.network.cost import Geometry
 from edgevit.network.families import Family, Interchange, family_like, load_family, name_of
 from edgevit.network.families.vit.parts import keep_rows
 from edgevit.network.layers import BlockLayers, Ends, SiteLayer, counted_macs, first_input
+from edgevit.network.weights import first_line
 
 _FROZEN: Mapping[Axis, str] = {
     "tokens": "the head may read all patches",
@@ -317,7 +318,13 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor) -> tuple[in
     with ExitStack() as stack:
         for layer in layers:
             stack.callback(layer.register_forward_hook(lambda module, *_: calls.append(module)).remove)
-        expected = module(images)
+        try:
+            expected = module(images)
+        except Exception as error:  # the user's code may raise anything; it ran with the network that was replaced
+            raise UnsupportedModelError(
+                f"{noun} raises {type(error).__name__} ({first_line(error, 100)}) once its {path} is timm's network of "
+                f"the same weights; let it read the tokens or maps that {path} returns, and nothing else of it"
+            ) from error
     if not expected.isfinite().all():
         raise UnsupportedModelError(f"{noun} puts out values that are not finite; check its weights")
     if calls != layers:

@@ -25,7 +25,7 @@ from edgevit.network.anatomy import Axis, Block, BlockDims, Decoder, Site, SiteK
 from edgevit.network.copies import bare_copy, without_values
 from edgevit.network.cost import Geometry, NetworkStage, attention_terms, ffn_terms
 from edgevit.network.families import architecture
-from edgevit.network.families.vit import backbones, embedding, pooling, tokens, windowed
+from edgevit.network.families.vit import backbones, embedding, pooling, release, tokens, windowed
 from edgevit.network.families.vit import interchange as interchange
 from edgevit.network.families.vit.parts import (
     attn_of,
@@ -55,7 +55,9 @@ _SITES: tuple[tuple[str, SiteKind], ...] = (("attn", "attention"), ("mlp", "ffn"
 
 
 def matches(model: Any) -> bool:
-    return isinstance(model, (VisionTransformer, Eva)) or backbones.is_backbone(model) or windowed.is_windowed(model)
+    if isinstance(model, (VisionTransformer, Eva)):
+        return True
+    return backbones.is_backbone(model) or release.is_dinov2_release(model) or windowed.is_windowed(model)
 
 
 def _reason_against(block: Any) -> str | None:

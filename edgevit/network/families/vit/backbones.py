@@ -1,185 +1,207 @@
-"""DINOv2 inside other networks, such as Depth Anything, as a VisionTransformer that puts out the same.
+"""ViTs of transformers inside other networks, such as Depth Anything, as VisionTransformers that put out the same.
 
-It is transformers' Dinov2Backbone, or the class of DINOv2's release, which Depth Anything V2 and others have a copy of.
-Of transformers only the class of the output is needed, which the user's own network has imported.
+They are backbones, which put out maps after some blocks, and models, which put out the last tokens. Of transformers
+only the classes of outputs are needed, which the user's own network has imported.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from math import isqrt
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.copies import without_values
+from edgevit.network.families.vit import rotary
 from edgevit.network.families.vit.names import named
+from edgevit.network.families.vit.rotary import WithoutPositions
 from edgevit.network.weights import mlp_ratio
 
-_MODULES = "transformers.models.dinov2."
+_MODULES = "transformers.models."
 _OUTPUTS = "transformers.modeling_outputs"
-B = TypeVar("B", bound="Dinov2Backbone")
+_BACKBONES = ("Dinov2Backbone", "DINOv3ViTBackbone", "VitPoseBackbone")
+_MODELS = ("Dinov2Model", "DINOv3ViTModel", "ViTModel")
 
 
-class Dinov2Backbone(VisionTransformer):  # type: ignore[misc]
-    """A VisionTransformer that puts out the feature maps of transformers' Dinov2Backbone."""
+class _PutsOut:
+    """A VisionTransformer that is called as one of transformers, with the images [B, 3, H, W] of one size alone."""
 
+    config: Any  # that of the original, which networks around it may read
+
+    def after(self: Any, images: Tensor) -> list[Tensor]:
+        """The tokens [B, N, d] before the first block, and after each."""
+        tokens = [self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(images))))]
+        for block in self.blocks:
+            tokens.append(block(tokens[-1]))
+        return tokens
+
+
+class _Maps(_PutsOut):
     depths: tuple[int, ...]  # numbers of the blocks, from 1, after which there is a map; 0: before the first one
-    normalises: bool  # whether the last norm is applied to each of them
-    reshapes: bool  # whether they are [B, d, h, w], without the class token, and not [B, N, d]
+    normed: tuple[int, ...]  # those of them to which the last norm is applied
+    reshapes: bool  # whether maps are [B, d, h, w], of patches alone
+    whole: bool  # whether others, [B, N, d], are of all tokens, not of patches alone
 
-    def forward(self, pixel_values: Tensor, **_: Any) -> Any:
-        """Compute the maps of images [B, 3, H, W]; other arguments, as for outputs of all blocks, are not supported."""
-        tokens = self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(pixel_values))))
-        after = {0: tokens}
-        for number, block in enumerate(self.blocks, 1):
-            after[number] = tokens = block(tokens)
-        maps = tuple(self._as_map(after[depth]) for depth in self.depths)
-        return sys.modules[_OUTPUTS].BackboneOutput(feature_maps=maps)
+    def forward(self: Any, pixel_values: Tensor, **_: Any) -> Any:
+        """Compute the maps; other arguments, as for outputs of all blocks, are not supported."""
+        after = self.after(pixel_values)
+        maps = (self.norm(after[i]) if i in self.normed else after[i] for i in self.depths)
+        return sys.modules[_OUTPUTS].BackboneOutput(feature_maps=tuple(map(self.as_map, maps)))
 
-    def forward_with_filtered_kwargs(self, *images: Tensor, **more: Any) -> Any:
+    def forward_with_filtered_kwargs(self: Any, *images: Tensor, **more: Any) -> Any:
         """Compute the maps, as networks of transformers call it."""
         return self(*images, **more)
 
-    def _as_map(self, tokens: Tensor) -> Any:
-        tokens = self.norm(tokens) if self.normalises else tokens
+    def as_map(self: Any, tokens: Tensor) -> Tensor:
+        patches = tokens if self.whole else tokens[:, self.num_prefix_tokens :]
         if not self.reshapes:
-            return tokens
-        patches = tokens[:, self.num_prefix_tokens :]
+            return patches
         return patches.transpose(1, 2).reshape(patches.shape[0], -1, *self.patch_embed.grid_size)
 
 
-class Dinov2Release(VisionTransformer):  # type: ignore[misc]
-    """A VisionTransformer that is called as DINOv2's own class, for images of one size."""
+class _Tokens(_PutsOut):
+    pools: bool  # whether the class token is put out as pooled
 
-    def get_intermediate_layers(
-        self,
-        x: Tensor,
-        n: int | Sequence[int] = 1,
-        reshape: bool = False,
-        return_class_token: bool = False,
-        norm: bool = True,
-    ) -> tuple[Any, ...]:
-        """The patches [B, N, d] or [B, d, h, w] after blocks `n`, from 0, or the last n; with class tokens [B, d]."""
-        last = len(self.blocks)
-        chosen = range(last - n, last) if isinstance(n, int) else n
-        tokens, after = self._first(x), list[Tensor]()
-        for number, block in enumerate(self.blocks):
-            tokens = block(tokens)
-            if number in chosen:
-                after.append(self.norm(tokens) if norm else tokens)
-        patches, grid = [each[:, 1:] for each in after], tuple(self.patch_embed.grid_size)
-        if reshape:
-            patches = [each.transpose(1, 2).reshape(each.shape[0], -1, *grid) for each in patches]
-        of_class = [each[:, 0] for each in after]
-        return tuple(zip(patches, of_class, strict=True)) if return_class_token else tuple(patches)
+    def forward(self: Any, pixel_values: Tensor, output_hidden_states: bool = False, **_: Any) -> Any:
+        """Compute the tokens [B, N, d] behind the last norm, and if asked for those after each block."""
+        after = self.after(pixel_values)
+        last = self.norm(after[-1])
+        return sys.modules[_OUTPUTS].BaseModelOutputWithPooling(
+            last_hidden_state=last,
+            pooler_output=last[:, 0] if self.pools else None,
+            hidden_states=tuple(after) if output_hidden_states else None,
+        )
 
-    def forward_features(self, x: Tensor) -> dict[str, Tensor]:
-        """The tokens after the last block, before and behind the last norm, by the names of the release."""
-        tokens = self._first(x)
-        for block in self.blocks:
-            tokens = block(tokens)
-        normed = self.norm(tokens)
-        return {"x_norm_clstoken": normed[:, 0], "x_norm_patchtokens": normed[:, 1:], "x_prenorm": tokens}
 
-    def forward(self, x: Tensor, is_training: bool = False) -> Any:
-        """The class token [B, d] behind the last norm, or with `is_training` all of `forward_features`."""
-        features = self.forward_features(x)
-        return features if is_training else features["x_norm_clstoken"]
+class FeatureMaps(_Maps, VisionTransformer):  # type: ignore[misc]
+    """A VisionTransformer that puts out the feature maps of a backbone of transformers."""
 
-    def _first(self, x: Tensor) -> Any:
-        return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
+
+class RotaryFeatureMaps(_Maps, WithoutPositions):
+    """The same with rotary embeddings."""
+
+
+class LastTokens(_Tokens, VisionTransformer):  # type: ignore[misc]
+    """A VisionTransformer that puts out the last tokens of a model of transformers."""
+
+
+class RotaryLastTokens(_Tokens, WithoutPositions):
+    """The same with rotary embeddings."""
 
 
 def is_backbone(module: Any) -> bool:
-    """Whether a module is one of these, without registers and with FFNs of two layers."""
+    """Whether a module is one of these, with FFNs of two layers."""
     kind = type(module)
-    if kind.__name__ == "Dinov2Backbone" and kind.__module__.startswith(_MODULES):
-        return not module.config.use_swiglu_ffn and module.config.hidden_act == "gelu"
-    return _is_release(module)
-
-
-def _is_release(module: Any) -> bool:
-    if type(module).__name__ != "DinoVisionTransformer" or not hasattr(module, "get_intermediate_layers"):
+    if kind.__name__ not in (*_BACKBONES, *_MODELS) or not kind.__module__.startswith(_MODULES):
         return False
-    names = named(module.state_dict()).state.keys()  # DINOv3's class of this name has no positions
-    return {"pos_embed", "blocks.0.mlp.fc1.weight"} <= names and not {"register_tokens", "head.weight"} & names
+    config: Any = module.config
+    if kind.__name__.startswith("DINOv3"):
+        biases = (config.query_bias == config.value_bias, config.proj_bias, config.mlp_bias)
+        return config.hidden_act == "gelu" and not config.use_gated_mlp and all(biases)
+    others = getattr(config, "use_swiglu_ffn", False) or getattr(config, "num_experts", 1) > 1
+    return config.hidden_act == "gelu" and not others
 
 
 def adopted(module: Any) -> VisionTransformer:
-    """Convert such a module to a VisionTransformer of the same outputs, for images of the size of its positions.
+    """Convert such a module to a VisionTransformer of the same outputs, for images of the size in its configuration.
+
+    A ViTModel's pooled token is left out.
 
     Raises:
-        UnsupportedModelError: the copy of the release's class in it computes something else.
+        UnsupportedModelError: it computes something else.
     """
-    vit = _of_release(module) if _is_release(module) else _of_transformers(module)
+    name, config = type(module).__name__, module.config
+    vit: Any
+    with without_values():
+        if name.startswith("DINOv3"):
+            vit = _rotary(RotaryFeatureMaps if name in _BACKBONES else RotaryLastTokens, config)
+        else:
+            kind = FeatureMaps if name in _BACKBONES else LastTokens
+            is_pose = name == "VitPoseBackbone"
+            vit = made(kind, config, config.image_size, class_token=not is_pose, global_pool="" if is_pose else "token")
+            if is_pose:
+                vit.patch_embed.proj.padding = module.embeddings.patch_embeddings.projection.padding
+    take_weights(vit, module)
+    if name in _BACKBONES:
+        set_depths(vit, module)
+        is_plain = name == "VitPoseBackbone"
+        vit.reshapes = not is_plain and bool(config.reshape_hidden_states)
+        vit.whole = name == "Dinov2Backbone" and not vit.reshapes
+        if name == "DINOv3ViTBackbone":
+            vit.normed = tuple({*vit.normed, len(vit.blocks)})
+        if is_plain:
+            vit.normed = vit.depths
+    else:
+        vit.pools = name != "ViTModel"
+    check_same(module, vit, lambda network, image: _tensors(network(image)))
     vit.train(module.training)
     return vit
 
 
-def _fill(vit: Any, module: nn.Module) -> None:
-    """Give a VisionTransformer the weights of a module whose names are those of another program, in place."""
-    weights = named(module.state_dict()).state
-    vit.load_state_dict({name: weights[name] for name in vit.state_dict()}, assign=True)
-
-
-@torch.no_grad()
-def _of_release(module: Any) -> Dinov2Release:
-    _, positions, width = module.pos_embed.shape
-    weight, patch = module.patch_embed.proj.weight, module.patch_embed.proj.kernel_size[0]
-    names, side = named(module.state_dict()).state, isqrt(positions - 1)
-    with without_values():
-        vit = Dinov2Release(
-            img_size=side * patch, patch_size=patch, embed_dim=width, num_heads=module.num_heads, num_classes=0,
-            depth=1 + max(int(name.split(".")[1]) for name in names if name.startswith("blocks.")),
-            mlp_ratio=mlp_ratio(len(names["blocks.0.mlp.fc1.weight"]), width),
-            qkv_bias="blocks.0.attn.qkv.bias" in names, init_values=1.0 if "blocks.0.ls1.gamma" in names else None,
-        )  # fmt: skip
-    _fill(vit, module)
-    was_training = module.training
-    image = torch.rand(1, weight.shape[1], side * patch, side * patch, generator=torch.Generator().manual_seed(0))
-    expected, actual = (
-        network.eval().get_intermediate_layers(image.to(weight), range(len(vit.blocks)), return_class_token=True)
-        for network in (module, vit)
-    )
-    module.train(was_training)
-    for pair in zip(expected, actual, strict=True):
-        for one, other in zip(*pair, strict=True):
-            if not torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max())):
-                raise UnsupportedModelError(
-                    f"this {type(module).__name__} computes something else than DINOv2 without registers does, which "
-                    "edgevit cannot read; give timm's network of the same function"
-                )
-    return vit
-
-
-def _of_transformers(module: Any) -> Dinov2Backbone:
-    config = module.config
-    with without_values():
-        vit = made(Dinov2Backbone, config, config.image_size, config.num_hidden_layers)
-    put_out(vit, module)
-    vit.reshapes = bool(config.reshape_hidden_states)
-    return vit
-
-
-def made(kind: type[B], config: Any, size: int, depth: int) -> B:
-    """A backbone of this class with the sizes in a configuration of transformers, for images of this size."""
+def made(kind: Callable[..., Any], config: Any, size: Any, *, depth: int | None = None, **arguments: Any) -> Any:
+    """A VisionTransformer of this class with the sizes in a configuration of transformers, for images of this size."""
+    ratio = getattr(config, "mlp_ratio", None) or mlp_ratio(config.intermediate_size, config.hidden_size)
     return kind(
-        img_size=size, patch_size=config.patch_size, embed_dim=config.hidden_size, depth=depth,
-        num_heads=config.num_attention_heads, qkv_bias=config.qkv_bias, mlp_ratio=config.mlp_ratio, init_values=1.0,
-        num_classes=0,
+        img_size=size, patch_size=config.patch_size, embed_dim=config.hidden_size,
+        depth=depth or config.num_hidden_layers, num_heads=config.num_attention_heads, qkv_bias=config.qkv_bias,
+        mlp_ratio=ratio, init_values=1.0 if hasattr(config, "layerscale_value") else None, num_classes=0, **arguments,
     )  # fmt: skip
 
 
-def put_out(vit: Dinov2Backbone, module: Any) -> None:
-    """Give a backbone the weights of one of transformers, and have it put out the same maps."""
-    _fill(vit, module)
-    for part in vit.modules():
-        if isinstance(part, nn.LayerNorm):
-            part.eps = module.config.layer_norm_eps
+def _rotary(kind: type[WithoutPositions], config: Any) -> Any:
+    eva = timm.create_model(
+        "vit_small_patch16_dinov3_qkvb" if config.query_bias else "vit_small_patch16_dinov3",
+        img_size=config.image_size, patch_size=config.patch_size, embed_dim=config.hidden_size,
+        depth=config.num_hidden_layers, num_heads=config.num_attention_heads, num_classes=0,
+        mlp_ratio=mlp_ratio(config.intermediate_size, config.hidden_size), num_reg_tokens=config.num_register_tokens,
+        rope_temperature=config.rope_theta, dynamic_img_size=False,
+    )  # fmt: skip
+    return rotary.adopted(eva, kind)
+
+
+def take_weights(vit: Any, module: Any) -> None:
+    """Give a VisionTransformer the weights of a module whose names are those of another program, in place."""
+    weights = named(module.state_dict()).state
+    if vit.pos_embed is not None and vit.cls_token is None:
+        weights["pos_embed"] = weights["pos_embed"][:, 1:] + weights["pos_embed"][:, :1]
+    vit.load_state_dict({name: weights[name] for name in vit.state_dict()}, assign=True)
+    if (config := getattr(module, "config", None)) is not None:
+        vit.config = config
+        for part in vit.modules():
+            if isinstance(part, nn.LayerNorm):
+                part.eps = config.layer_norm_eps
+
+
+def set_depths(vit: Any, module: Any) -> None:
+    """Have a VisionTransformer put out maps after the blocks after which a backbone of transformers does."""
     vit.depths = tuple(i for i, stage in enumerate(module.stage_names) if stage in module.out_features)
-    vit.normalises = bool(module.config.apply_layernorm)
+    vit.normed = vit.depths if getattr(module.config, "apply_layernorm", True) else ()
+
+
+def _tensors(outputs: Any) -> Sequence[Tensor]:
+    maps = getattr(outputs, "feature_maps", None)
+    return [outputs.last_hidden_state] if maps is None else maps
+
+
+@torch.no_grad()
+def check_same(module: Any, vit: Any, run: Callable[[Any, Tensor], Sequence[Tensor]]) -> None:
+    """Compare what both compute of a random image.
+
+    Raises:
+        UnsupportedModelError: they differ.
+    """
+    weight, was_training = vit.patch_embed.proj.weight, module.training
+    image = torch.rand(1, 3, *vit.patch_embed.img_size, generator=torch.Generator().manual_seed(0)).to(weight)
+    expected, actual = (run(network.eval(), image) for network in (module, vit))
+    module.train(was_training)
+    for one, other in zip(expected, actual, strict=True):
+        if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max())):
+            raise UnsupportedModelError(
+                f"this {type(module).__name__} computes something else than the network of this name that edgevit "
+                "reads; give timm's network of the same function"
+            )

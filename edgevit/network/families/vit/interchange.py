@@ -7,7 +7,7 @@ from typing import Any
 from timm.models.vision_transformer import VisionTransformer
 
 from edgevit.network.families import plain_creation
-from edgevit.network.families.vit import backbones, pooling, rotary, windowed
+from edgevit.network.families.vit import backbones, pooling, release, rotary, windowed
 from edgevit.network.families.vit.embedding import linear_ends
 from edgevit.network.families.vit.names import fitted as fitted
 from edgevit.network.families.vit.names import named as named
@@ -60,9 +60,11 @@ _END = """model.load_state_dict(state)
 
 def adopted(module: Any) -> Any:
     """Convert a network that holds the weights of a VisionTransformer to one; return other modules unchanged."""
-    if windowed.is_windowed(module):
-        return windowed.adopted(module)
-    return backbones.adopted(module) if backbones.is_backbone(module) else rotary.adopted(module)
+    if backbones.is_backbone(module):
+        return backbones.adopted(module)
+    if release.is_dinov2_release(module):
+        return release.adopted(module)
+    return windowed.adopted(module) if windowed.is_windowed(module) else rotary.adopted(module)
 
 
 def stated_arguments(module: Any) -> TimmArguments:

@@ -102,14 +102,18 @@ def reason_against(model: Eva) -> str | None:
     return None
 
 
-def adopted(model: Any) -> Any:
-    """Convert timm's DINOv3 to the VisionTransformer of the same function; return other models unchanged."""
+def adopted(model: Any, kind: type[WithoutPositions] = WithoutPositions) -> Any:
+    """Convert timm's DINOv3 to the VisionTransformer of the same function; return other models unchanged.
+
+    Args:
+        kind: the class of the VisionTransformer.
+    """
     if not isinstance(model, Eva) or reason_against(model) is not None:
         return model
     patch = model.patch_embed
     rotation = Rotation(patch.grid_size, model.num_prefix_tokens, model.rope.temperature)
     with without_values():
-        vit: Any = WithoutPositions(
+        vit: Any = kind(
             img_size=patch.img_size, patch_size=patch.patch_size, num_classes=model.num_classes,
             global_pool=model.global_pool, embed_dim=model.embed_dim, depth=0, class_token=model.cls_token is not None,
             reg_tokens=0 if model.reg_token is None else model.reg_token.shape[1], pos_embed="none",

@@ -15,13 +15,13 @@ from torch import Tensor
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.copies import without_values
-from edgevit.network.families.vit.backbones import Dinov2Backbone, made, put_out
+from edgevit.network.families.vit.backbones import FeatureMaps, check_same, made, set_depths, take_weights
 from edgevit.network.families.vit.slim import SlimAttention
 
 _NAMES = ("RfDetrDinov2Backbone", "WindowedDinov2WithRegistersBackbone")
 
 
-class WindowedBackbone(Dinov2Backbone):
+class WindowedBackbone(FeatureMaps):
     """A VisionTransformer that puts out the feature maps [B, d, h, w] of RF-DETR's backbone."""
 
     side: int  # number of windows in a row, and in a column
@@ -41,9 +41,8 @@ class WindowedBackbone(Dinov2Backbone):
         tokens = torch.cat([of_class, windows.reshape(x.shape[0], side * side, -1, placed.shape[-1])], 2)
         return self.pos_drop(tokens.flatten(1, 2))
 
-    def _as_map(self, tokens: Tensor) -> Tensor:
+    def as_map(self, tokens: Tensor) -> Tensor:
         side, (rows, columns) = self.side, self.patch_embed.grid_size
-        tokens = self.norm(tokens) if self.normalises else tokens
         patches = tokens.reshape(tokens.shape[0], side * side, -1, tokens.shape[-1])[:, :, 1:]
         windows = patches.reshape(tokens.shape[0], side, side, rows // side, columns // side, -1)
         return windows.transpose(2, 3).reshape(tokens.shape[0], rows, columns, -1).permute(0, 3, 1, 2)
@@ -58,7 +57,6 @@ def is_windowed(module: Any) -> bool:
     return plain and config.hidden_act == "gelu" and config.reshape_hidden_states
 
 
-@torch.no_grad()
 def adopted(module: Any) -> WindowedBackbone:
     """Convert such a module to a VisionTransformer of the same maps, for images of the size of its positions.
 
@@ -73,15 +71,17 @@ def adopted(module: Any) -> WindowedBackbone:
         raise UnsupportedModelError(f"this {name} has {size} x {size} patches, expected a multiple of {side} windows")
     depth = max(i for i, stage in enumerate(module.stage_names) if stage in module.out_features)
     with without_values():
-        vit = made(WindowedBackbone, config, size * step, depth)
+        vit: Any = made(WindowedBackbone, config, size * step, depth=depth)
         for number in config.window_block_indexes if side > 1 else ():
             if number < depth:
                 _divide(vit.blocks[number], side * side)
-    put_out(vit, module)
+    take_weights(vit, module)
+    set_depths(vit, module)
     vit.side, vit.num_prefix_tokens, vit.is_plain = side, side * side, not config.return_dict
-    _check_maps(module, vit)
+    check_same(module, vit, lambda network, image: _maps(network(image)))
     vit.train(module.training)
-    return vit
+    windowed: WindowedBackbone = vit
+    return windowed
 
 
 def _divide(block: Any, windows: int) -> None:
@@ -90,24 +90,6 @@ def _divide(block: Any, windows: int) -> None:
     width = attn.head_dim
     sizes = BlockDims(attn.num_heads, width, width, 0, windows=windows)
     block.attn = SlimAttention(attn.qkv.in_features, sizes, qkv_bias=attn.qkv.bias is not None)
-
-
-def _check_maps(module: Any, vit: Any) -> None:
-    """Compare the maps of both for a random image.
-
-    Raises:
-        UnsupportedModelError: they differ.
-    """
-    weight, was_training = vit.patch_embed.proj.weight, module.training
-    image = torch.rand(1, 3, *vit.patch_embed.img_size, generator=torch.Generator().manual_seed(0)).to(weight)
-    expected, actual = (_maps(network.eval()(image)) for network in (module, vit))
-    module.train(was_training)
-    for one, other in zip(expected, actual, strict=True):
-        if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max())):
-            raise UnsupportedModelError(
-                f"this {type(module).__name__} computes something else than RF-DETR's backbone does, which edgevit "
-                "cannot read"
-            )
 
 
 def _maps(outputs: Any) -> Any:

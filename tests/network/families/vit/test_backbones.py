@@ -1,17 +1,15 @@
-"""DINOv2 as transformers and its release have it, inside other networks."""
+"""ViTs of transformers inside other networks."""
 
 from __future__ import annotations
 
 import runpy
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 from small_models import with_embedding
-from torch import Tensor, nn
+from torch import nn
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.families.vit.backbones import adopted, is_backbone
@@ -51,80 +49,114 @@ def build(size=56):
     backbone.embeddings.position_embeddings, backbone.config.image_size = nn.Parameter(positions), size
     return module
 """
+SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 64, "patch_size": 16}
+MAPS = {**SIZES, "out_features": ["stem", "stage2", "stage3"]}
+# The class of transformers, and the settings of its configuration.
+BACKBONES: dict[str, tuple[str, dict[str, Any]]] = {
+    "DINOv2": ("Dinov2", {**MAPS, "layer_norm_eps": 1e-3}),
+    "DINOv2, tokens": ("Dinov2", {**MAPS, "reshape_hidden_states": False, "apply_layernorm": False}),
+    "DINOv3": ("DINOv3ViT", {**MAPS, "num_register_tokens": 4, "apply_layernorm": False}),
+    "DINOv3, no biases": ("DINOv3ViT", {**MAPS, "query_bias": False, "value_bias": False}),
+    "DINOv3, tokens": ("DINOv3ViT", {**MAPS, "reshape_hidden_states": False}),
+    "ViTPose": ("VitPoseBackbone", {**MAPS, "image_size": [64, 48], "patch_size": [16, 16]}),
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "DINOv2": ("Dinov2", SIZES),
+    "DINOv3": ("DINOv3ViT", {**SIZES, "num_register_tokens": 4, "intermediate_size": 96}),
+    "ViT": ("ViT", {**SIZES, "intermediate_size": 96}),
+}
+SEGMENTING = """
+import torch
+from torch import nn
+from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTModel
 
+SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 64, "patch_size": 16}
 
-class DinoVisionTransformer(nn.Module):
-    """DINOv2 as its release calls it: timm's blocks under its names, with positions times `scale`."""
-
-    def __init__(self, scale: float = 1.0) -> None:
+class Segmenting(nn.Module):
+    def __init__(self, backbone):
         super().__init__()
-        torch.manual_seed(0)
-        arguments = {"img_size": 56, "embed_dim": 64, "depth": 3, "num_heads": 2, "num_classes": 0}
-        made = timm.create_model("vit_small_patch14_dinov2", **arguments)
-        for parameter in made.parameters():
-            nn.init.normal_(parameter, 0.1, 0.2)
-        self.patch_embed, self.blocks, self.norm = made.patch_embed, nn.ModuleList(made.blocks), made.norm
-        self.cls_token, self.pos_embed = made.cls_token, made.pos_embed
-        self.mask_token, self.num_heads, self.scale = nn.Parameter(torch.zeros(1, 64)), 2, scale
+        self.backbone, self.head = backbone, nn.Conv2d(64, 5, 1)
 
-    def get_intermediate_layers(
-        self, x: Tensor, n: Any = 1, reshape: bool = False, return_class_token: bool = False, norm: bool = True
-    ) -> Any:
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1), self.patch_embed(x)], 1) + self.scale * self.pos_embed
-        chosen: Sequence[int] = range(len(self.blocks) - n, len(self.blocks)) if isinstance(n, int) else n
-        found = []
-        for number, block in enumerate(self.blocks):
-            x = block(x)
-            if number in chosen:
-                found.append(self.norm(x) if norm else x)
-        patches = [each[:, 1:].mT.reshape(len(x), 64, 4, 4) if reshape else each[:, 1:] for each in found]
-        return (
-            tuple(zip(patches, (each[:, 0] for each in found), strict=True)) if return_class_token else tuple(patches)
-        )
+    def forward(self, images):
+        tokens = self.backbone(images).last_hidden_state[:, 1:]
+        side = images.shape[-1] // self.backbone.config.patch_size
+        return self.head(tokens.transpose(1, 2).reshape(images.shape[0], -1, side, side))
 
+class Pooling(Segmenting):
+    def forward(self, images):
+        return self.head(self.backbone(images).pooler_output[:, :, None, None])
 
-@pytest.mark.parametrize("reshapes", [False, True])
-@pytest.mark.parametrize("normalises", [False, True])
-def test_transformers_backbone_puts_out_the_same_maps(reshapes: bool, normalises: bool) -> None:
-    from transformers import Dinov2Backbone, Dinov2Config
-
+def build(kind=Segmenting):
     torch.manual_seed(0)
-    backbone = Dinov2Backbone(Dinov2Config(
-        hidden_size=64, num_hidden_layers=3, num_attention_heads=2, image_size=56, layer_norm_eps=1e-3,
-        out_features=["stem", "stage2", "stage3"], reshape_hidden_states=reshapes, apply_layernorm=normalises,
-    )).eval()  # fmt: skip
-    for parameter in backbone.parameters():
-        nn.init.normal_(parameter, 0.1, 0.2)
+    return kind(Dinov2Model(Dinov2Config(**SIZES))).eval()
+
+def pooling():
+    return Pooling(ViTModel(ViTConfig(**SIZES)))
+"""
+
+
+def of_transformers(kind: str, settings: dict[str, Any]) -> Any:
+    import transformers
+
+    prefix = kind.removesuffix("Backbone").removesuffix("Model")
+    config = getattr(transformers, f"{prefix}{'Backbone' if prefix == 'VitPose' else ''}Config")
+    torch.manual_seed(0)
+    module = getattr(transformers, kind)(config(**settings)).eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, 0.05, 0.2)
+    return module
+
+
+@pytest.mark.parametrize(("kind", "settings"), BACKBONES.values(), ids=BACKBONES)
+def test_a_backbone_puts_out_the_same_maps(kind: str, settings: dict[str, Any]) -> None:
+    backbone = of_transformers(f"{kind.removesuffix('Backbone')}Backbone", settings)
     assert is_backbone(backbone)
     vit = adopted(backbone)
+    images = torch.rand(2, 3, *vit.patch_embed.img_size)
     with torch.no_grad():
-        expected, maps = backbone(IMAGES).feature_maps, vit(IMAGES).feature_maps
+        expected, maps = backbone(images).feature_maps, vit(images).feature_maps
     assert len(maps) == 3
     for one, other in zip(maps, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"n": [0, 2], "norm": False}, {"n": 2, "reshape": True}], ids=str)
-@pytest.mark.parametrize("with_class", [False, True])
-def test_the_class_of_the_release_puts_out_the_same_tokens(options: dict[str, Any], with_class: bool) -> None:
-    release = DinoVisionTransformer().eval()
-    assert is_backbone(release)
-    vit = adopted(release)
+@pytest.mark.parametrize(("kind", "settings"), MODELS.values(), ids=MODELS)
+def test_a_model_puts_out_the_same_tokens(kind: str, settings: dict[str, Any]) -> None:
+    model = of_transformers(f"{kind}Model", settings)
+    assert is_backbone(model)
+    images = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
-        expected, found = (
-            each.get_intermediate_layers(IMAGES, return_class_token=with_class, **options) for each in (release, vit)
-        )
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
-        torch.testing.assert_close(vit(IMAGES), release.get_intermediate_layers(IMAGES, 1, False, True)[0][1])
+        expected, found = (each(images, output_hidden_states=True) for each in (model, adopted(model)))
+    torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found.hidden_states[:3], expected.hidden_states[:3], rtol=1e-5, atol=1e-4)
+    if kind == "ViT":  # its pooled token is another layer's
+        assert found.pooler_output is None
+    else:
+        torch.testing.assert_close(found.pooler_output, expected.pooler_output, rtol=1e-5, atol=1e-4)
 
 
-def test_a_class_of_its_name_that_computes_something_else_is_refused() -> None:
-    release = DinoVisionTransformer(scale=2.0)
-    with pytest.raises(UnsupportedModelError, match="computes something else than DINOv2 without registers does"):
-        adopted(release)
-    assert release.training and not is_backbone(nn.Linear(3, 3))
-    del release.pos_embed  # as DINOv3's class of this name, which has rotary embeddings
-    assert not is_backbone(release)
+def test_others_are_refused() -> None:
+    for kind, change in (("Dinov2Model", {"use_swiglu_ffn": True}), ("DINOv3ViTModel", {"query_bias": False})):
+        assert not is_backbone(of_transformers(kind, {**SIZES, **change}))
+    assert not is_backbone(nn.Linear(3, 3))
+    changed = of_transformers("Dinov2Model", SIZES).train()
+    changed.embeddings.register_forward_hook(lambda module, inputs, tokens: 2 * tokens)
+    with pytest.raises(UnsupportedModelError, match="computes something else than the network of this name"):
+        adopted(changed)
+    assert changed.training
+
+
+def test_a_head_on_the_tokens_of_a_model_is_cut_around_it(tmp_path: Path) -> None:
+    (tmp_path / "segmenting.py").write_text(SEGMENTING)
+    opened: Any = open_network(f"{tmp_path / 'segmenting.py'}:build")
+    module = runpy.run_path(str(tmp_path / "segmenting.py"))["build"]()
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(opened(images), module(images), rtol=1e-4, atol=1e-5)
+    assert opened.family.read == (2,) and opened.geometry.fixed_embed is None
+    with pytest.raises(UnsupportedModelError, match="let it read the tokens or maps that backbone returns"):
+        open_network(f"{tmp_path / 'segmenting.py'}:pooling")
 
 
 def test_depth_anything_is_cut_and_read_from_its_folder(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_others_are_refused() -> None:
         adopted(backbone_of_transformers(num_windows=3))
     changed = backbone_of_transformers()
     changed.encoder.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 1.5,))
-    with pytest.raises(UnsupportedModelError, match="computes something else than RF-DETR's backbone does"):
+    with pytest.raises(UnsupportedModelError, match="computes something else than the network of this name"):
         adopted(changed.train())
     assert changed.training
 
