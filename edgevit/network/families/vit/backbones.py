@@ -129,13 +129,10 @@ def adopted(module: Any) -> VisionTransformer:
     take_weights(vit, module)
     if name in _BACKBONES:
         set_depths(vit, module)
-        is_plain = name == "VitPoseBackbone"
-        vit.reshapes = not is_plain and bool(config.reshape_hidden_states)
+        vit.reshapes = bool(getattr(config, "reshape_hidden_states", False))
         vit.whole = name == "Dinov2Backbone" and not vit.reshapes
-        if name == "DINOv3ViTBackbone":
-            vit.normed = tuple({*vit.normed, len(vit.blocks)})
-        if is_plain:
-            vit.normed = vit.depths
+        if name == "DINOv3ViTBackbone":  # whose last map is always normalised
+            vit.normed = (*vit.normed, len(vit.blocks))
     else:
         vit.pools = name != "ViTModel"
     check_same(module, vit, lambda network, image: _tensors(network(image)))
