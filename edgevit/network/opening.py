@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.models import WeightsEnum
 
 from edgevit.errors import CheckpointError, OptionError, UnsupportedModelError
-from edgevit.network.agreement import check_architecture, check_sizes
+from edgevit.network.agreement import check_architecture, check_name, check_sizes
 from edgevit.network.arguments import check_arguments
 from edgevit.network.builder import builder_parts, built, is_builder
 from edgevit.network.copies import without_values
@@ -239,11 +239,12 @@ def _open_weights(
             f"{' and '.join('--' + part.replace('_', '-') for part in lacking)}"
         )
     state = read_weights(file, progress.note)
+    typed = name is not None
     if name is not None and release.architecture not in (None, name.partition(".")[0]):
         progress.note(f"{CONFIG} beside the weights says {release.architecture}; {name} is used")
     if name is None:
         name = _name_of(state, file, release, progress)
-    network, arguments, weights = _filled(name, args, file, state, release, progress)
+    network, arguments, weights = _filled(name, args, file, state, release, progress, typed=typed)
     if weights.origin == "torchvision" and (entry := entry or weights_in(file)) is not None:
         weights = replace(weights, preprocessing=weights_preprocessing(entry))
     origin = {**dict.fromkeys(weights.preprocessing, weights.origin), **release.origin}
@@ -304,10 +305,13 @@ def _filled(
     state: Mapping[str, Tensor],
     release: ReleaseFacts,
     progress: Progress,
+    *,
+    typed: bool,
 ) -> tuple[Any, TimmArguments, Weights]:
     """Create a timm model with these weights; return it with its arguments and the weights.
 
-    Arguments are, in order of precedence: of options, of the configuration files, and by the shapes.
+    Arguments are, in order of precedence: of options, of the configuration files, and by the shapes. Only a name that
+    was `typed` may contradict these files.
     """
     with without_values():
         usual = create_timm_network(name, {})
@@ -315,6 +319,8 @@ def _filled(
     interchange = family.interchange
     weights = interchange.named(state)
     shapes = interchange.shape_arguments(weights.state)
+    if typed:
+        check_name(release, name, usual, family, weights, file, args)
     check_sizes(release, name, family, weights, shapes, args)
     by_files = _stated_arguments(release, args, shapes)
     try:
