@@ -36,7 +36,6 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.model import BaseFacts
 from edgevit.records.release import (
     CONFIG,
-    PROCESSOR,
     ReleaseFacts,
     is_release,
     read_release,
@@ -235,7 +234,7 @@ def _open_weights(
     release = read_release(file.parent)
     if lacking := [part for part in release.unequalled if part not in overrides]:
         raise OptionError(
-            f"{release.folder / PROCESSOR} prepares images in a way that edgevit has no equal of; give "
+            f"{release.folder / release.processor} prepares images in a way that edgevit has no equal of; give "
             f"{' and '.join('--' + part.replace('_', '-') for part in lacking)}"
         )
     state = read_weights(file, progress.note)
@@ -374,7 +373,7 @@ def _stated_arguments(release: ReleaseFacts, args: Mapping[str, Any], shapes: Ti
     """
     stated = {key: value for key, value in release.arguments.items() if key not in args}
     size, trained = release.preprocessing.get("input_size"), release.trained_size
-    if size is not None and release.origin["input_size"] == PROCESSOR:
+    if size is not None and release.origin["input_size"] == release.processor:
         height, width = size[1:]
     elif trained is not None and ("img_size" not in shapes or trained[0] != trained[1]):
         height, width = trained
