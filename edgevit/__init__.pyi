@@ -228,7 +228,7 @@ def derive(
     exif: str | None = None,
     value_range: float | None = None,
     data: str | Path | None | Any = None,
-    out: Path | str = ...,
+    out: Path | str | None = None,
     classes: str | Path | Sequence[str | int] | None = None,
     base_classes: Path | str | Sequence[str] | None = None,
     new_head: bool = False,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache, reduce, wraps
@@ -261,7 +261,11 @@ def check_paths(value: Any, function: str) -> None:
 
 
 def takes_options(
-    kind: Any, *positional: str, prepare: Prepare | None = None, also: Given | None = None
+    kind: Any,
+    *positional: str,
+    prepare: Prepare | None = None,
+    also: Given | None = None,
+    usual: Mapping[str, Callable[[Given], Any]] | None = None,
 ) -> Callable[[F], F]:
     """Let a public function of a request be called with the options of the request, too.
 
@@ -276,6 +280,7 @@ def takes_options(
         prepare: changes the keywords before they become a request, such as a module to a file; it also gets the name
             of the function, for messages.
         also: a further type that an option may have in Python, by name.
+        usual: by name, how an option that Python need not give is made from the others; `progress` tells its value.
     """
 
     def with_options(function: F) -> F:
@@ -295,19 +300,26 @@ def takes_options(
                 raise TypeError(f"{name} takes {' and '.join(positional)} by place, and was given {len(values)} values")
             by_place = zip(positional, values, strict=False)
             keywords = {**{key: value for key, value in by_place if value is not None}, **keywords}
+            for option, made in (usual or {}).items():
+                if keywords.get(option) is None:
+                    keywords[option] = made(keywords)
+                    if (progress := extra_values.get("progress")) is not None:
+                        progress.note(f"{option} is {keywords[option]}, as none is given")
             if prepare is not None:
                 _check_names(kind, keywords, name)  # before all images of a loader are written to the cache
                 keywords = prepare(keywords, name)
             check_paths(keywords.get(positional[0]), name)
             return function(request_of(kind, keywords, name), **extra_values)
 
-        call.__signature__ = _with_options(signature(function), kind, positional, also or {})  # type: ignore[attr-defined]
+        call.__signature__ = _with_options(signature(function), kind, positional, also or {}, usual or {})  # type: ignore[attr-defined]
         return cast("F", call)
 
     return with_options
 
 
-def _with_options(own: Signature, kind: Any, positional: Sequence[str], also: Given) -> Signature:
+def _with_options(
+    own: Signature, kind: Any, positional: Sequence[str], also: Given, usual: Collection[str]
+) -> Signature:
     """The signature by options: those that need no name, the parameters of the function but for the request, the rest.
 
     A record inside of the request is an option as a whole, too.
@@ -318,6 +330,8 @@ def _with_options(own: Signature, kind: Any, positional: Sequence[str], also: Gi
         accepted = _accepted(option)
         if option.field in also:
             accepted = accepted | also[option.field]
+        if option.field in usual:
+            default, accepted = None, accepted | None
         parameters[option.field] = Parameter(option.field, Parameter.KEYWORD_ONLY, default=default, annotation=accepted)
     records = {option.path[0] for option in options_of(kind) if len(option.path) > 1}
     for item in fields(kind):

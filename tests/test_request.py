@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field, fields
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from places import ROOT, nodes_of
+from recorded_progress import RecordedProgress
 
 import edgevit
 from edgevit.board.request import Conditions
@@ -99,6 +101,19 @@ def test_a_whole_request_is_taken_as_it_is() -> None:
         opened(whole, flag=True)
     with pytest.raises(TypeError, match="takes name by place, and was given 2 values"):
         opened("n", "o")
+
+
+def test_what_python_alone_need_not_give_is_not_required_there() -> None:
+    def opened(request: Outer, progress: Any = None) -> Outer:
+        return request
+
+    call = takes_options(Outer, "name", usual={"out": lambda given: Path(given["name"])})(opened)
+    progress = RecordedProgress()
+    assert call("n", progress=progress) == call("n", out=None) == Outer(name="n", out=Path("n"))
+    assert call("n", out="o", progress=progress).out == Path("o")
+    assert progress.notes == ["out is n, as none is given"]
+    out = signature(call).parameters["out"]
+    assert out.default is None and out.annotation == Path | str | None
 
 
 def test_a_request_is_written_as_json_has_it() -> None:

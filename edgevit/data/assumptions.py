@@ -32,6 +32,7 @@ _SETTINGS: dict[str, str] = {
     "option": "given",
     "config.json": "as config.json beside the weights says",
     "preprocessor_config.json": "as preprocessor_config.json beside the weights says",
+    "processor_config.json": "as processor_config.json beside the weights says",
     "torchvision": "usual of torchvision's weights",
     "model folder": "as the model folder says",
     "detector": "as the detector takes pictures",

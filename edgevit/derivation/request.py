@@ -47,6 +47,7 @@ _TOKEN_OUTPUTS: Mapping[str, TokenOutput] = {
     "features:class": "class", "features:patches": "patches", "features:class,patches": "class,patches",
 }  # fmt: skip
 OUTPUTS = ("classes", "features", *_TOKEN_OUTPUTS, "map", "map:foreground", "map:classes", "boxes")
+BUDGET_NAMES = ("rate", "macs", "params", *MEASURED_BUDGETS)
 _NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
 
 
@@ -489,7 +490,7 @@ class Deriving(Request):
 
     def budget(self) -> dict[str, Any]:
         """The budgets by name; exactly one is not None."""
-        return {name: getattr(self, name) for name in ("rate", "macs", "params", *MEASURED_BUDGETS)}
+        return {name: getattr(self, name) for name in BUDGET_NAMES}
 
     @property
     def quantity(self) -> MeasuredBudget | None:

@@ -1,10 +1,14 @@
-"""Refuse weights that `config.json` beside them contradicts: its sizes are compared with those of the weights."""
+"""Refuse weights that `config.json` beside them contradicts, or the name that is given with them, by their sizes."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Container, Mapping
+from pathlib import Path
 from typing import Any
+
+import timm
+from torch import nn
 
 from edgevit.errors import CheckpointError
 from edgevit.network.families import Family, name_of
@@ -15,6 +19,44 @@ from edgevit.records.release import CONFIG, READER, ReleaseFacts
 _OF_NAME = ("patch_size", "embed_dim", "depth", "mlp_ratio", "depths", "num_heads", "window_size")
 # transformers' kinds of networks whose blocks have a LayerScale.
 _WITH_LAYER_SCALE = ("dinov2", "dinov2_with_registers", "dinov3_vit")
+
+
+def check_name(
+    release: ReleaseFacts,
+    name: str,
+    usual: nn.Module,
+    family: Family,
+    weights: Weights,
+    file: Path,
+    args: Container[str],
+) -> None:
+    """Check that a name that was given is of the network that config.json and the weights beside it are of.
+
+    Weights whose network no config.json names may have any sizes: the name then says what computes the same.
+
+    Args:
+        name: timm's, of a network of the family; or transformers' name of a kind, which says no sizes.
+        usual: the network of that name.
+        weights: under the family's names, of this file.
+        args: arguments that options set, which take precedence.
+
+    Raises:
+        CheckpointError: the weights are of another family, or have other sizes than the name says.
+    """
+    interchange = family.interchange
+    is_known = release.model_type is not None or timm.is_model(release.architecture or "")
+    if not is_known or _is_stated(name, release):
+        return
+    begin, alone = f"{name} is not the network in {release.folder}", f"give {file} alone as BASE"
+    if interchange.guessed_name(weights.state) is None:
+        raise CheckpointError(f"{begin}: its weights are not of the family {name_of(family)}; {alone}")
+    own = {**interchange.stated_arguments(usual), **interchange.shape_arguments(usual.state_dict())}
+    found = {**release.arguments, **interchange.shape_arguments(weights.state)}
+    says = () if name in interchange.model_types else _OF_NAME
+    compared = [key for key in says if key in own and key in found and key not in args]
+    if others := {key: found[key] for key in compared if found[key] != own[key]}:
+        faults = "; ".join(f"{key} is {own[key]}, there {value}" for key, value in others.items())
+        raise CheckpointError(f"{begin}: {faults}; {alone}, or {_options(others)} for the weights as they are")
 
 
 def check_sizes(
@@ -90,8 +132,11 @@ def _is_stated(name: str, release: ReleaseFacts) -> bool:
 
 
 def _as_they_are(arguments: Mapping[str, Any]) -> str:
-    options = (f"--model-arg {shlex.quote(f'{key}={value}')}" for key, value in arguments.items())
-    return f"correct the one that is wrong, or give {' '.join(options)} for the weights as they are"
+    return f"correct the one that is wrong, or give {_options(arguments)} for the weights as they are"
+
+
+def _options(arguments: Mapping[str, Any]) -> str:
+    return " ".join(f"--model-arg {shlex.quote(f'{key}={value}')}" for key, value in arguments.items())
 
 
 def _agree(key: str, stated: Any, found: Any, shapes: TimmArguments) -> bool:

@@ -8,10 +8,10 @@ from pathlib import Path
 from edgevit.errors import CheckpointError
 from edgevit.network.weights import first_line
 from edgevit.records.names import TOKENIZER
-from edgevit.records.release import CONFIG, NAMES, PROCESSOR
+from edgevit.records.release import CONFIGS, NAMES
 from edgevit.records.tokenizer import VOCABULARY
 
-_BESIDE = (CONFIG, PROCESSOR, TOKENIZER, VOCABULARY)
+_BESIDE = (*CONFIGS, TOKENIZER, VOCABULARY)
 _SAFETENSORS, _PICKLED = ("model*.safetensors", NAMES[1]), ("pytorch_model*.bin", NAMES[3])
 
 

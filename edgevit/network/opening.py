@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.models import WeightsEnum
 
 from edgevit.errors import CheckpointError, OptionError, UnsupportedModelError
-from edgevit.network.agreement import check_architecture, check_sizes
+from edgevit.network.agreement import check_architecture, check_name, check_sizes
 from edgevit.network.arguments import check_arguments
 from edgevit.network.builder import builder_parts, built, is_builder
 from edgevit.network.copies import without_values
@@ -36,7 +36,6 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.model import BaseFacts
 from edgevit.records.release import (
     CONFIG,
-    PROCESSOR,
     ReleaseFacts,
     is_release,
     read_release,
@@ -235,15 +234,16 @@ def _open_weights(
     release = read_release(file.parent)
     if lacking := [part for part in release.unequalled if part not in overrides]:
         raise OptionError(
-            f"{release.folder / PROCESSOR} prepares images in a way that edgevit has no equal of; give "
+            f"{release.folder / release.processor} prepares images in a way that edgevit has no equal of; give "
             f"{' and '.join('--' + part.replace('_', '-') for part in lacking)}"
         )
     state = read_weights(file, progress.note)
+    typed = name is not None
     if name is not None and release.architecture not in (None, name.partition(".")[0]):
         progress.note(f"{CONFIG} beside the weights says {release.architecture}; {name} is used")
     if name is None:
         name = _name_of(state, file, release, progress)
-    network, arguments, weights = _filled(name, args, file, state, release, progress)
+    network, arguments, weights = _filled(name, args, file, state, release, progress, typed=typed)
     if weights.origin == "torchvision" and (entry := entry or weights_in(file)) is not None:
         weights = replace(weights, preprocessing=weights_preprocessing(entry))
     origin = {**dict.fromkeys(weights.preprocessing, weights.origin), **release.origin}
@@ -304,10 +304,13 @@ def _filled(
     state: Mapping[str, Tensor],
     release: ReleaseFacts,
     progress: Progress,
+    *,
+    typed: bool,
 ) -> tuple[Any, TimmArguments, Weights]:
     """Create a timm model with these weights; return it with its arguments and the weights.
 
-    Arguments are, in order of precedence: of options, of the configuration files, and by the shapes.
+    Arguments are, in order of precedence: of options, of the configuration files, and by the shapes. Only a name that
+    was `typed` may contradict these files.
     """
     with without_values():
         usual = create_timm_network(name, {})
@@ -315,6 +318,8 @@ def _filled(
     interchange = family.interchange
     weights = interchange.named(state)
     shapes = interchange.shape_arguments(weights.state)
+    if typed:
+        check_name(release, name, usual, family, weights, file, args)
     check_sizes(release, name, family, weights, shapes, args)
     by_files = _stated_arguments(release, args, shapes)
     try:
@@ -368,7 +373,7 @@ def _stated_arguments(release: ReleaseFacts, args: Mapping[str, Any], shapes: Ti
     """
     stated = {key: value for key, value in release.arguments.items() if key not in args}
     size, trained = release.preprocessing.get("input_size"), release.trained_size
-    if size is not None and release.origin["input_size"] == PROCESSOR:
+    if size is not None and release.origin["input_size"] == release.processor:
         height, width = size[1:]
     elif trained is not None and ("img_size" not in shapes or trained[0] != trained[1]):
         height, width = trained

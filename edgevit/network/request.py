@@ -98,8 +98,8 @@ class BaseOptions:
     checkpoint: Annotated[
         Path | str | None,
         Option(
-            "Weights of the base: safetensors, a PyTorch state dict, or a folder written by timm or "
-            "transformers. config.json and preprocessor_config.json beside the weights are read as well.",
+            "Weights of the base: safetensors, a PyTorch state dict, or a folder written by timm or transformers. "
+            "config.json, preprocessor_config.json and processor_config.json beside the weights are read as well.",
             MODEL,
             common=True,
         ),

@@ -2,7 +2,8 @@
 
 The weights are one file, or shards with an index. timm writes `config.json` with `architecture`, `label_names` and
 `pretrained_cfg`. transformers writes `config.json` with `id2label` and the sizes of the network, and
-`preprocessor_config.json`; of BERT tokenizer.json or vocab.txt.
+`preprocessor_config.json`, or from version 5 on, where a tokenizer comes with it, `processor_config.json`; of BERT
+tokenizer.json or vocab.txt.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ from edgevit.records.writing import file_sha256
 # In order of preference; `.index.json` lists shards.
 NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 READER = Reader(CheckpointError, hint="correct the file, or move it away and give the options")
-CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
+CONFIG = "config.json"
+IMAGE_PROCESSOR, PROCESSOR = (
+    "preprocessor_config.json",
+    "processor_config.json",
+)  # parts of the second have one kind each
+CONFIGS = (CONFIG, IMAGE_PROCESSOR, PROCESSOR)
 PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _RESAMPLE = (
     "nearest",
@@ -63,7 +69,8 @@ class ReleaseFacts:
     preprocessing: _Content = field(default_factory=dict)  # parts of timm's data config, `input_size` among them
     # Name of the file that states it, for each part of the preprocessing.
     origin: Mapping[str, str] = field(default_factory=dict)
-    unequalled: tuple[str, ...] = ()  # parts of an image processor that timm cannot express
+    processor: str = IMAGE_PROCESSOR  # name of the file with the image processor
+    unequalled: tuple[str, ...] = ()  # parts of it that timm cannot express
     folder: Path = Path()
 
     @property
@@ -82,14 +89,16 @@ def read_release(folder: Path) -> ReleaseFacts:
     Raises:
         CheckpointError: a file is damaged, or has invalid values.
     """
-    names = [name for name in (CONFIG, PROCESSOR) if (folder / name).is_file()]
+    names = [name for name in CONFIGS if (folder / name).is_file()]
     files = {name: READER.json(folder / name, dict[str, Any]) for name in names}
-    whole, processor = files.get(CONFIG, {}), files.get(PROCESSOR, {})
+    whole, of_images, processor = files.get(CONFIG, {}), IMAGE_PROCESSOR, files.get(IMAGE_PROCESSOR, {})
+    if isinstance(inner := files.get(PROCESSOR, {}).get("image_processor"), dict):
+        of_images, processor = PROCESSOR, inner  # which transformers reads where both are there
     config = _of_tower(whole)
     preprocessing: PreprocessingFields = {}
     origin: dict[str, str] = {}
     of_processor = _processor_preprocessing(processor) if _is_image_processor(processor) else {}
-    for name, parts in ((CONFIG, _timm_preprocessing(config)), (PROCESSOR, of_processor)):
+    for name, parts in ((CONFIG, _timm_preprocessing(config)), (of_images, of_processor)):
         READER.checked({**_EXAMPLE, **parts}, TimmPreprocessing, f"{folder / name}: its preprocessing")
         for part, value in parts.items():
             if part not in preprocessing:
@@ -108,6 +117,7 @@ def read_release(folder: Path) -> ReleaseFacts:
         sizes=_sizes(config),
         preprocessing=preprocessing,
         origin=origin,
+        processor=of_images,
         unequalled=unequalled,
         folder=folder,
     )
@@ -139,12 +149,12 @@ def _timm_preprocessing(config: _Content) -> _Content:
 
 
 def _is_image_processor(content: _Content) -> bool:
-    """Whether a preprocessor_config.json is of images, not of text or audio."""
+    """Whether a processor of transformers is of images, not of text or audio."""
     return any(key in content for key in ("image_mean", "do_resize", "do_rescale", "crop_size"))
 
 
 def _processor_preprocessing(config: _Content) -> _Content:
-    """The parts of the preprocessing in transformers' preprocessor_config.json that timm can express."""
+    """The parts of the preprocessing by transformers' image processor that timm can express."""
     parts = dict(_geometry(config))
     number = config.get("resample")
     if type(number) is int and 0 <= number < len(_RESAMPLE):
@@ -351,7 +361,7 @@ def release_sha256(path: Path, sha256: Callable[[Path], str] = file_sha256) -> s
     """
     file = weights_of(path)
     shards = sorted(shards_of(file)) if suffix_of(file) == ".json" else []
-    configs = [file.parent / name for name in (CONFIG, PROCESSOR) if (file.parent / name).is_file()]
-    configs += [file.parent / name for name in (TOKENIZER, VOCABULARY) if (file.parent / name).is_file()]
+    beside = (file.parent / name for name in (*CONFIGS, TOKENIZER, VOCABULARY))
+    configs = [file for file in beside if file.is_file()]
     hashes = [sha256(part) for part in (file, *shards, *configs)]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()

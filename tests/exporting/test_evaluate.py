@@ -113,6 +113,11 @@ def test_weights_are_judged_by_the_labels_and_the_preprocessing_in_files_beside_
             "preprocessing: crop_pct 1, interpolation bilinear, mean 0.2, std 0.3, as preprocessor_config.json beside "
             "the weights says"
         )
+    (tmp_path / "hub" / "processor_config.json").write_text(json.dumps({"image_processor": processor}))
+    progress = RecordedProgress()
+    evaluate(tmp_path / "hub", "digits", max_images=10, progress=progress)
+    assert progress.notes[-1].endswith("mean 0.2, std 0.3, as processor_config.json beside the weights says")
+    (tmp_path / "hub" / "processor_config.json").unlink()
     progress = RecordedProgress()
     named = {"base_classes": list(map(str, range(10))), "preprocessing": {"mean": [0.5] * 3}}
     evaluate(tmp_path / "hub", "digits", max_images=10, progress=progress, **named)

@@ -193,7 +193,34 @@ def test_a_folder_as_timm_writes_it_is_opened(name: str, tmp_path: Path) -> None
 def test_a_name_that_is_typed_takes_precedence_over_that_of_the_folder(small_vit: Any, tmp_path: Path) -> None:
     network = small_vit()
     folder = write(tmp_path / "m", network.state_dict(), {**WITHOUT_ARGS, "architecture": "vit_base_patch16_224"})
-    assert torch.equal(outputs(open_base(NAME, checkpoint=folder)), outputs(network))
+    sizes = {key: ARGS[key] for key in ("patch_size", "embed_dim", "depth", "num_heads")}
+    assert torch.equal(outputs(open_base(NAME, checkpoint=folder, model_args=sizes)), outputs(network))
+
+
+@pytest.mark.parametrize("config", [{**TIMM, "model_args": {}}, VIT], ids=["timm", "transformers"])
+def test_a_name_of_other_sizes_than_those_of_the_folder_is_refused(
+    small_vit: Any, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    """The folder has the sizes of ViT-tiny, and images and classes of its own."""
+    network = small_vit("vit_tiny_patch16_224", patch_size=16, embed_dim=192, depth=12, num_heads=3)
+    state = network.state_dict() if "architecture" in config else hugging_face(network.state_dict(), "vit.")
+    sizes = {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768}
+    config = config if "architecture" in config else {**config, **sizes, "patch_size": 16}
+    folder = write(tmp_path / "m", state, config)
+    expected = outputs(open_base(folder))
+    for name in ("vit_tiny_patch16_224", "deit_tiny_patch16_224"):
+        assert torch.equal(outputs(open_base(name, checkpoint=folder)), expected), "of the same sizes"
+    with pytest.raises(CheckpointError) as refusal:
+        open_base("vit_small_patch8_224", checkpoint=folder)
+    assert str(refusal.value).startswith(
+        f"vit_small_patch8_224 is not the network in {folder}: patch_size is 8, there 16; embed_dim is 384, there 192; "
+    )
+    heads = "num_heads is 6, there 3; " if "architecture" not in config else ""
+    assert f"{heads}give {folder}/model.safetensors alone as BASE, or --model-arg patch_size=16 " in str(refusal.value)
+    typed = {"patch_size": 16, "embed_dim": 192, "num_heads": 3}
+    assert torch.equal(outputs(open_base("vit_small_patch8_224", checkpoint=folder, model_args=typed)), expected)
+    with pytest.raises(CheckpointError, match=r"its weights are not of the family swin; give .* alone as BASE"):
+        open_base(SWIN, checkpoint=folder)
 
 
 def test_a_norm_that_adds_less_to_variances_is_that_of_config_json(small_vit: Any, tmp_path: Path) -> None:

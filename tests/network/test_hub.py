@@ -77,12 +77,14 @@ def test_a_base_is_read_from_a_repository(hub: str, monkeypatch: pytest.MonkeyPa
     made = timm.create_model(NAME, **{**ARGS, "num_classes": 0})
     monkeypatch.setitem(FILES, "config.json", json.dumps({"num_attention_heads": ARGS["num_heads"]}).encode())
     monkeypatch.setitem(FILES, "model.safetensors", save(hugging_face(made.state_dict(), "vit.")))
+    monkeypatch.setitem(FILES, "processor_config.json", b"{}")
     opened = open_network("hf-hub:some/vit", pretrained=True, progress=Silent())
     assert isinstance(opened, Headless) and opened.network.geometry.embed == ARGS["embed_dim"]
     shape = network_without_weights("hf-hub:some/vit", pretrained=True)
     assert len(shape.dims) == len(opened.network.dims) and shape.geometry.embed == ARGS["embed_dim"]
     folder = downloaded_repository("some/vit")
-    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors"]
+    names = ["config.json", "model.safetensors", "processor_config.json"]
+    assert sorted(file.name for file in folder.iterdir()) == names
     with pytest.raises(CheckpointError, match=r"hf-hub:some/vit is a repository whose .* with --pretrained alone"):
         open_network("hf-hub:some/vit")
 

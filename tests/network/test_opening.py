@@ -92,6 +92,22 @@ def test_weights_alone_are_opened_by_their_shapes_and_their_folder(small_vit: An
         open_base(tmp_path / "model.safetensors")
 
 
+def test_images_are_of_the_size_of_an_image_processor_and_one_without_an_equal_is_named(
+    small_vit: Any, tmp_path: Path
+) -> None:
+    save_file(small_vit().state_dict(), tmp_path / "model.safetensors")
+    args = {key: value for key, value in ARGS.items() if key != "img_size"}
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": NAME, "model_args": args}))
+    images = {"size": {"height": 48, "width": 48}, "do_resize": True, "image_mean": [0.1] * 3, "image_std": [0.5] * 3}
+    for name, content in (("preprocessor_config", images), ("processor_config", {"image_processor": images})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+        assert open_base(tmp_path).input_size == (3, 48, 48) and open_base(tmp_path).preprocessing["mean"] == [0.1] * 3
+        content = json.loads(json.dumps(content).replace('"height"', '"longest_edge"'))
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+        with pytest.raises(OptionError, match=rf"^{tmp_path}/{name}\.json prepares images .*; give --crop-pct$"):
+            open_base(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("outputs", "bias", "names"),
     [(512, 0.0, []), (512, 0.1, []), (512, 0.0, [f"c{i}" for i in range(512)]), (24, 0.0, [])],

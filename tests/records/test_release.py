@@ -11,7 +11,7 @@ import pytest
 from edgevit.errors import CheckpointError
 from edgevit.records.release import is_release, read_release, release_sha256, shards_of, weights_of
 
-PROCESSOR = {
+IMAGE_PROCESSOR = {
     "do_resize": True, "size": {"height": 32, "width": 32}, "resample": 2, "image_mean": [0.1, 0.2, 0.3],
     "image_std": [0.5, 0.5, 0.5], "image_processor_type": "ViTImageProcessor",
 }  # fmt: skip
@@ -25,7 +25,7 @@ def write(folder: Path, **files: Any) -> Path:
 
 def test_transformers_names_outputs_heads_and_preprocessing(tmp_path: Path) -> None:
     config = {"num_attention_heads": 4, "hidden_act": "gelu_new", "id2label": {"1": "ant", "0": "bee"}}
-    release = read_release(write(tmp_path, config=config, preprocessor_config=PROCESSOR))
+    release = read_release(write(tmp_path, config=config, preprocessor_config=IMAGE_PROCESSOR))
     assert release.labels == ("bee", "ant") and release.architecture is None
     assert release.arguments == {"num_heads": 4, "act_layer": "gelu_tanh"}
     assert release.preprocessing == {
@@ -33,6 +33,21 @@ def test_transformers_names_outputs_heads_and_preprocessing(tmp_path: Path) -> N
         "mean": [0.1, 0.2, 0.3], "std": [0.5] * 3,
     }  # fmt: skip
     assert set(release.origin.values()) == {"preprocessor_config.json"} and release.unequalled == ()
+
+
+def test_an_image_processor_within_the_processor_of_texts_and_images_is_read_as_one_alone(tmp_path: Path) -> None:
+    """As transformers 5.24 writes a CLIPProcessor; where both files are there, it reads this one."""
+    alone = read_release(write(tmp_path, preprocessor_config=IMAGE_PROCESSOR))
+    processor = {"image_processor": IMAGE_PROCESSOR, "processor_class": "CLIPProcessor"}
+    other = {**IMAGE_PROCESSOR, "image_mean": [0.5] * 3}
+    both = read_release(write(tmp_path, preprocessor_config=other, processor_config=processor))
+    (tmp_path / "preprocessor_config.json").unlink()
+    release = read_release(tmp_path)
+    assert release.preprocessing == alone.preprocessing == both.preprocessing and release.unequalled == ()
+    assert {*release.origin.values()} == {release.processor} == {"processor_config.json"}
+    of_version_4 = {"processor_class": "CLIPProcessor"}
+    release = read_release(write(tmp_path, preprocessor_config=other, processor_config=of_version_4))
+    assert release.preprocessing["mean"] == [0.5] * 3
 
 
 def test_sizes_are_those_of_one_network_under_timms_names(tmp_path: Path) -> None:
@@ -102,7 +117,7 @@ def test_a_size_of_clip_is_that_of_the_shorter_side(tmp_path: Path) -> None:
 
 
 def test_preprocessing_that_timm_has_not_is_named(tmp_path: Path) -> None:
-    beyond = {**PROCESSOR, "rescale_factor": 1 / 127.5, "size": {"longest_edge": 32}}
+    beyond = {**IMAGE_PROCESSOR, "rescale_factor": 1 / 127.5, "size": {"longest_edge": 32}}
     assert read_release(write(tmp_path, preprocessor_config=beyond)).unequalled == ("mean", "std", "crop_pct")
 
 
@@ -157,4 +172,6 @@ def test_the_hash_is_that_of_a_lone_file_and_else_of_all_that_is_read(tmp_path: 
     alone = release_sha256(tmp_path / "a.pth")
     assert alone == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855" == release_sha256(tmp_path)
     labelled = release_sha256(write(tmp_path, config={"id2label": {"0": "a"}}))
-    assert len({alone, labelled, release_sha256(write(tmp_path, config={"id2label": {"0": "b"}}))}) == 3
+    renamed = release_sha256(write(tmp_path, config={"id2label": {"0": "b"}}))
+    processor = {"image_processor": IMAGE_PROCESSOR}
+    assert len({alone, labelled, renamed, release_sha256(write(tmp_path, processor_config=processor))}) == 4

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from edgevit.data.no_images import without_images
 from edgevit.data.request import Augment
@@ -19,7 +21,7 @@ from edgevit.derivation.estimate import estimate
 from edgevit.derivation.feasibility import Target
 from edgevit.derivation.method import Method, find_method
 from edgevit.derivation.problem import ENOUGH_IMAGES, Problem
-from edgevit.derivation.request import DeriveRequest
+from edgevit.derivation.request import BUDGET_NAMES, DeriveRequest
 from edgevit.derivation.session.baselines import NO_IMAGES, evaluate_base, evaluate_derived, finetuned_detector
 from edgevit.derivation.session.card import model_card
 from edgevit.derivation.session.depth import check_removal, shorten
@@ -41,6 +43,7 @@ from edgevit.derivation.session.start import start_from
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.errors import OptionError
 from edgevit.network.copies import bare_copy
+from edgevit.network.families import architecture
 from edgevit.network.model import Headless, Model, derived_spec
 from edgevit.network.network import Network
 from edgevit.network.opening import open_network
@@ -102,15 +105,23 @@ def _budget(
     return budget
 
 
-@takes_options(DeriveRequest, "base", prepare=as_files, also=IN_MEMORY)
+def _usual_folder(keywords: Mapping[str, Any]) -> Path:
+    """A folder named after the network and the budget, such as runs/vit_small_patch16_224-rate0.6."""
+    base = keywords.get("base") or keywords.get("supernet")
+    name = architecture(base) if isinstance(base, nn.Module) else Path(str(base)).name.partition(".")[0]
+    given = (f"-{budget}{keywords[budget]}" for budget in BUDGET_NAMES if keywords.get(budget) is not None)
+    return Path("runs", f"{name}{next(given, '')}")
+
+
+@takes_options(DeriveRequest, "base", prepare=as_files, also=IN_MEMORY, usual={"out": _usual_folder})
 def derive(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     """Derive a small class-specific model from a base and write it to a folder.
 
         derive("deit_base_patch16_224", checkpoint="base.safetensors", data="photos", rate=0.6, out="runs/t1")
 
     `base` is a timm name (with `checkpoint`, or `pretrained`), a model folder or a module; `data` may also be arrays, a
-    data set of PIL images or a DataLoader. One of `rate`, `macs`, `params` and `ms` is the budget. `cache` may be the
-    path of a folder other than the user's.
+    data set of PIL images or a DataLoader. One of `rate`, `macs`, `params` and `ms` is the budget. `out` is by default
+    a new folder runs/NAME-BUDGET. `cache` may be the path of a folder other than the user's.
 
     Raises:
         OptionError: also for an unknown option.

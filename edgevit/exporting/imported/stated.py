@@ -1,7 +1,7 @@
 """Collect the preprocessing of an ONNX file: from options, else from its metadata, else from JSON files in its folder.
 
-Releases of timm have `config.json` with `pretrained_cfg`, those of transformers `preprocessor_config.json`. Nothing is
-guessed: a missing part is an error that names its option.
+Releases of timm have `config.json` with `pretrained_cfg`, those of transformers `preprocessor_config.json` or
+`processor_config.json`. Nothing is guessed: a missing part is an error that names its option.
 """
 
 from __future__ import annotations

@@ -10,12 +10,13 @@ import pytest
 import torch
 from dense_networks import write_depth
 from PIL import Image
+from recorded_progress import RecordedProgress
 from safetensors.torch import save_file
 from small_models import ARGS, random_base
 from torch.utils.data import DataLoader, TensorDataset
 
 import edgevit
-from edgevit.errors import DataError, OptionError
+from edgevit.errors import DataError, OptionError, OutputError
 
 OPTIONS = {"rate": 0.5, "steps": 0, "device": "cpu", "accept_weak_base": True, "cache": False, "workers": 0}
 
@@ -81,9 +82,25 @@ def test_a_module_is_exported_to_a_new_model_folder(module: torch.nn.Module, tmp
 
 def test_a_missing_folder_is_named_before_anything_is_written(module: torch.nn.Module, tmp_path: Path) -> None:
     loader = DataLoader(TensorDataset(torch.zeros(8, 3, 32, 32)), batch_size=4)
-    with pytest.raises(OptionError, match=r"edgevit.derive needs 'out', .* give out=FOLDER: Model folder to write"):
-        edgevit.derive(module, data=loader, output="features", rate=0.5)
+    with pytest.raises(OptionError, match=r"edgevit.supernet needs 'out', .* give out=FOLDER: Model folder to write"):
+        edgevit.supernet(module, data=loader)
     assert not (tmp_path / "cache").exists()
+
+
+def test_the_folder_of_a_derivation_is_named_after_network_and_rate_and_not_overwritten(
+    module: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    progress = RecordedProgress()
+    options = {**OPTIONS, "data": "digits", "classes": ["3", "5", "8"], "method": "magnitude"}
+    derived = edgevit.derive(module, progress=progress, **options)
+    assert derived.folder == Path("runs/vit_tiny_patch16_224-rate0.5") and (derived.folder / "model.json").is_file()
+    assert f"out is {derived.folder}, as none is given" in progress.notes
+    with pytest.raises(OutputError, match=rf"^{derived.folder} exists and is not overwritten"):
+        edgevit.derive(module, **options)
+    Path("runs/other-macs1M").mkdir()
+    with pytest.raises(OutputError, match=r"^runs/other-macs1M exists"):
+        edgevit.derive("nets/other.pth", macs="1M", data="digits")
 
 
 def test_what_is_no_base_is_refused_by_its_type(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ def test_a_folder_of_transformers_is_opened_with_its_own_sizes_and_names(tmp_pat
     network = small_bert()
     base = open_base(write_release(tmp_path / "base", network))
     assert torch.equal(base(some_ids()), network(some_ids()))
+    named = open_base("bert", checkpoint=tmp_path / "base")
+    assert torch.equal(named(some_ids()), network(some_ids())), "a kind, which says no sizes"
     assert base.release.labels == ("cooking", "music", "sailing", "space") and base.input_size == (TOKENS,)
     assert base.spec.timm_args["num_heads"] == 4 and base.spec.preprocessing["input_size"] == [TOKENS]
     shorter = open_base(tmp_path / "base", model_args={"tokens": 9})
