@@ -29,10 +29,8 @@ from edgevit.records.writing import file_sha256
 NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 READER = Reader(CheckpointError, hint="correct the file, or move it away and give the options")
 CONFIG = "config.json"
-IMAGE_PROCESSOR, PROCESSOR = (
-    "preprocessor_config.json",
-    "processor_config.json",
-)  # parts of the second have one kind each
+IMAGE_PROCESSOR = "preprocessor_config.json"
+PROCESSOR = "processor_config.json"  # of several processors, each by its kind
 CONFIGS = (CONFIG, IMAGE_PROCESSOR, PROCESSOR)
 PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _RESAMPLE = (
