@@ -20,12 +20,13 @@ from edgevit.network.copies import without_values
 from edgevit.network.families.vit import rotary
 from edgevit.network.families.vit.names import named
 from edgevit.network.families.vit.rotary import WithoutPositions
+from edgevit.network.families.vit.shapes import REGISTERS
 from edgevit.network.weights import mlp_ratio
 
 _MODULES = "transformers.models."
 _OUTPUTS = "transformers.modeling_outputs"
-_BACKBONES = ("Dinov2Backbone", "DINOv3ViTBackbone", "VitPoseBackbone")
-_MODELS = ("Dinov2Model", "DINOv3ViTModel", "ViTModel")
+_BACKBONES = ("Dinov2Backbone", "Dinov2WithRegistersBackbone", "DINOv3ViTBackbone", "VitPoseBackbone")
+_MODELS = ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", "ViTModel")
 
 
 class _PutsOut:
@@ -122,15 +123,18 @@ def adopted(module: Any) -> VisionTransformer:
             vit = _rotary(RotaryFeatureMaps if name in _BACKBONES else RotaryLastTokens, config)
         else:
             kind = FeatureMaps if name in _BACKBONES else LastTokens
-            is_pose = name == "VitPoseBackbone"
-            vit = made(kind, config, config.image_size, class_token=not is_pose, global_pool="" if is_pose else "token")
+            is_pose, registers = name == "VitPoseBackbone", getattr(config, "num_register_tokens", 0)
+            vit = made(
+                kind, config, config.image_size, class_token=not is_pose, global_pool="" if is_pose else "token",
+                reg_tokens=registers, no_embed_class=registers > 0,
+            )  # fmt: skip
             if is_pose:
                 vit.patch_embed.proj.padding = module.embeddings.patch_embeddings.projection.padding
     take_weights(vit, module)
     if name in _BACKBONES:
         set_depths(vit, module)
         vit.reshapes = bool(getattr(config, "reshape_hidden_states", False))
-        vit.whole = name == "Dinov2Backbone" and not vit.reshapes
+        vit.whole = name.startswith("Dinov2") and not vit.reshapes
         if name == "DINOv3ViTBackbone":  # whose last map is always normalised
             vit.normed = (*vit.normed, len(vit.blocks))
     else:
@@ -164,8 +168,13 @@ def _rotary(kind: type[WithoutPositions], config: Any) -> Any:
 def take_weights(vit: Any, module: Any) -> None:
     """Give a VisionTransformer the weights of a module whose names are those of another program, in place."""
     weights = named(module.state_dict()).state
-    if vit.pos_embed is not None and vit.cls_token is None:
-        weights["pos_embed"] = weights["pos_embed"][:, 1:] + weights["pos_embed"][:, :1]
+    if vit.pos_embed is not None and vit.pos_embed.shape[1] < weights["pos_embed"].shape[1]:
+        # The position of the class token is added to it, or where there is none to every patch.
+        first, weights["pos_embed"] = weights["pos_embed"][:, :1], weights["pos_embed"][:, 1:]
+        adding = "pos_embed" if vit.cls_token is None else "cls_token"
+        weights[adding] = weights[adding] + first
+    if REGISTERS in weights:
+        weights["reg_token"] = weights[REGISTERS]
     vit.load_state_dict({name: weights[name] for name in vit.state_dict()}, assign=True)
     if (config := getattr(module, "config", None)) is not None:
         vit.config = config

@@ -55,6 +55,8 @@ MAPS = {**SIZES, "out_features": ["stem", "stage2", "stage3"]}
 BACKBONES: dict[str, tuple[str, dict[str, Any]]] = {
     "DINOv2": ("Dinov2", {**MAPS, "layer_norm_eps": 1e-3}),
     "DINOv2, tokens": ("Dinov2", {**MAPS, "reshape_hidden_states": False, "apply_layernorm": False}),
+    "registers": ("Dinov2WithRegisters", {**MAPS, "num_register_tokens": 4}),
+    "registers, tokens": ("Dinov2WithRegisters", {**MAPS, "reshape_hidden_states": False}),
     "DINOv3": ("DINOv3ViT", {**MAPS, "num_register_tokens": 4, "apply_layernorm": False}),
     "DINOv3, no biases": ("DINOv3ViT", {**MAPS, "query_bias": False, "value_bias": False}),
     "DINOv3, tokens": ("DINOv3ViT", {**MAPS, "reshape_hidden_states": False}),
@@ -62,6 +64,7 @@ BACKBONES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "DINOv2": ("Dinov2", SIZES),
+    "registers": ("Dinov2WithRegisters", {**SIZES, "num_register_tokens": 4}),
     "DINOv3": ("DINOv3ViT", {**SIZES, "num_register_tokens": 4, "intermediate_size": 96}),
     "ViT": ("ViT", {**SIZES, "intermediate_size": 96}),
 }
