@@ -86,12 +86,15 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
             if not has_transform(base):
                 refuse_relative_boxes(expected, base, images)
             return _dense_folder(base, path, images, builder, boxes=True, backbone_alone=backbone_alone)
-        if not isinstance(expected, Tensor) or (base is not inner and not torch.equal(expected, inner(images))):
+        if not isinstance(expected, Tensor) or not (base is inner or _is_equal(expected, inner(images))):
             noun = type(inner).__name__
             fault = "no tensor;" if base is inner else f"not those of the {noun} in it; give the {noun} alone, or"
+            values = ""
+            if isinstance(expected, Tensor) and expected.ndim == 2:
+                values = f" (of {expected.shape[1]} values, [images, {expected.shape[1]}, 1, 1])"
             raise UnsupportedModelError(
                 f"the outputs of this {type(base).__name__} are {fault} return one map [images, channels, height, "
-                "width], or for each image a dict of boxes, labels and scores"
+                f"width]{values}, or for each image a dict of boxes, labels and scores"
             )
     family.check(copied)
     state = {name: value.detach().cpu().contiguous() for name, value in inner.state_dict().items()}
@@ -113,6 +116,10 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
             f"{config['model_args']}: its outputs differ; give timm's name, and its weights with checkpoint=FILE"
         )
     return folder
+
+
+def _is_equal(outputs: Tensor, others: Any) -> bool:
+    return isinstance(others, Tensor) and torch.equal(outputs, others)
 
 
 def _refuse_computed(module: nn.Module) -> None:

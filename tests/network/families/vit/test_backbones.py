@@ -89,12 +89,19 @@ class Pooling(Segmenting):
     def forward(self, images):
         return self.head(self.backbone(images).pooler_output[:, :, None, None])
 
+class Values(Segmenting):
+    def forward(self, images):
+        return super().forward(images).mean((2, 3))
+
 def build(kind=Segmenting):
     torch.manual_seed(0)
     return kind(Dinov2Model(Dinov2Config(**SIZES))).eval()
 
 def pooling():
     return Pooling(ViTModel(ViTConfig(**SIZES)))
+
+def values():
+    return build(Values)
 """
 
 
@@ -160,6 +167,8 @@ def test_a_head_on_the_tokens_of_a_model_is_cut_around_it(tmp_path: Path) -> Non
     assert opened.family.read == (2,) and opened.geometry.fixed_embed is None
     with pytest.raises(UnsupportedModelError, match="let it read the tokens or maps that backbone returns"):
         open_network(f"{tmp_path / 'segmenting.py'}:pooling")
+    with pytest.raises(UnsupportedModelError, match=r"return one map .* \(of 5 values, \[images, 5, 1, 1\]\)"):
+        open_network(f"{tmp_path / 'segmenting.py'}:values")
 
 
 def test_depth_anything_is_cut_and_read_from_its_folder(tmp_path: Path) -> None:
