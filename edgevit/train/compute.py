@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +58,16 @@ class Compute:
         """Select the rows of this process's share from a table with a row per image."""
         return table[self.accelerator.process_index :: self.accelerator.num_processes]
 
+    @contextmanager
+    def accumulating(self, micro_batches: int) -> Iterator[None]:
+        """Have so many micro-batches make a step of the optimiser within the block."""
+        accelerator = self.accelerator
+        accelerator.gradient_accumulation_steps, accelerator.step = micro_batches, 0
+        try:
+            yield
+        finally:
+            accelerator.gradient_accumulation_steps, accelerator.step = 1, 0
+
     def wait(self) -> None:
         """Wait for all processes."""
         if self.device.type == "cpu" and self.accelerator.num_processes > 1:
@@ -80,8 +92,7 @@ def open_compute(training: Training) -> Compute:
         # The state outlives an Accelerator, and a second derivation in one process may use another precision.
         AcceleratorState._reset_state(reset_partial_state=True)
     mixed = "no" if training.precision == FP32.name else training.precision
-    accum, on_cpu = training.grad_accum, device.type == "cpu"
-    accelerator = Accelerator(mixed_precision=mixed, cpu=on_cpu, gradient_accumulation_steps=accum)
+    accelerator = Accelerator(mixed_precision=mixed, cpu=device.type == "cpu")
     parts = training.grad_accum * accelerator.num_processes
     if training.batch % parts:
         raise OptionError(

@@ -28,7 +28,7 @@ from edgevit.train.constraint import Constraint
 from edgevit.train.detections import detector_loss
 from edgevit.train.distil import Distillation, Lesson
 from edgevit.train.history import History
-from edgevit.train.memory import refuse_large_batch
+from edgevit.train.memory import fitting
 from edgevit.train.mixing import Mixing
 from edgevit.train.optimizer import highest_rate, learning_rate, make_optimizer
 from edgevit.train.order import sample_order, unlabelled_share
@@ -288,7 +288,7 @@ def train(
 
     Raises:
         Interrupted: Ctrl-C; the state is saved.
-        OptionError: the teacher does not fit the network, or a micro-batch does not fit the memory.
+        OptionError: the teacher does not fit the network, or an image does not fit the memory.
         TrainingError: the loss is not a finite number.
     """
     compute, progress, steps = passes.compute, passes.progress, training.steps or 0
@@ -296,7 +296,7 @@ def train(
     lesson = _lesson(distillation, network, task, compute)
     validation = Validation(network, task, passes, keep=keep, constraint=constraint, lesson=lesson)
     if steps:
-        refuse_large_batch(network, training, compute, learns_objects=validation.objects is not None)
+        training = fitting(network, training, compute, progress, learns_objects=validation.objects is not None)
     network.train()
     run = _Run(validation, training, stage, constraint, task.unlabelled if lesson else None, folder)
     first = run.restore()
@@ -308,6 +308,7 @@ def train(
     with ExitStack() as stack:
         shown, stop = stack.enter_context(progress.stage(stage, steps, "step")), stack.enter_context(stop_when_asked())
         stack.enter_context(run.prepared())
+        stack.enter_context(compute.accumulating(training.grad_accum))
         if first == 0 and (constraint is not None or keep == "best") and steps > 0:
             _note(history, compute, stage=stage, step=0, **run.look(0))
         started = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from edgevit.errors import OptionError
 from edgevit.network.dense import DenseFamily
 from edgevit.network.detector import Pyramid
 from edgevit.network.network import Network
+from edgevit.progress import Progress
 from edgevit.records.precisions import FP32
 from edgevit.train.compute import Compute
 from edgevit.train.settings import Training
@@ -80,11 +82,13 @@ def _kept_bytes(network: Network, run: Callable[[Tensor], object], compute: Comp
     return sum(kept.values())
 
 
-def refuse_large_batch(network: Network, training: Training, compute: Compute, *, learns_objects: bool = False) -> None:
-    """Refuse a micro-batch that cannot fit the memory, before the system kills the process.
+def fitting(
+    network: Network, training: Training, compute: Compute, progress: Progress, *, learns_objects: bool = False
+) -> Training:
+    """Divide each step into more micro-batches, with a note, where one cannot fit the memory: it gives the same steps.
 
     Raises:
-        OptionError: it needs more memory than there is.
+        OptionError: no image fits.
     """
     room, processes = memory_bytes(compute.device), compute.accelerator.num_processes
     whole = training.batch // processes
@@ -95,10 +99,11 @@ def refuse_large_batch(network: Network, training: Training, compute: Compute, *
         image = least_image_bytes(network, halves=training.precision != FP32.name)
     least = image * at_once
     if least <= room:
-        return
+        return training
     device = "this machine" if compute.device.type == "cpu" else compute.device
-    fitting = [n for n in range(training.grad_accum, whole + 1) if whole % n == 0 and 2 * image * (whole // n) <= room]
-    hint = f"try --grad-accum {fitting[0]}, which gives the same steps" if fitting else "try a smaller --batch-size"
-    raise OptionError(
-        f"{at_once} images at once hold at least {least / _GIB:.1f} GiB, and {device} has {room / _GIB:.1f} GiB; {hint}"
-    )
+    fault = f"{at_once} images at once hold at least {least / _GIB:.1f} GiB, and {device} has {room / _GIB:.1f} GiB"
+    parts = [n for n in range(training.grad_accum, whole + 1) if whole % n == 0 and 2 * image * (whole // n) <= room]
+    if not parts:
+        raise OptionError(f"{fault}; give images of fewer pixels, or a machine with more memory")
+    progress.note(f"{fault}: a step is of {parts[0]} micro-batches, which gives the same steps")
+    return replace(training, grad_accum=parts[0])

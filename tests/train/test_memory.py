@@ -1,7 +1,8 @@
-"""A batch that cannot fit is refused before the system ends the process for it."""
+"""A batch that cannot fit is divided before the system ends the process for it."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Block
 from edgevit.network.opening import open_network
+from edgevit.progress import Silent
 from edgevit.train import memory
-from edgevit.train.memory import least_image_bytes, measured_image_bytes, memory_bytes, refuse_large_batch
+from edgevit.train.memory import fitting, least_image_bytes, measured_image_bytes, memory_bytes
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -74,15 +76,15 @@ def test_of_a_detector_it_is_measured_with_what_reads_whole_levels(function: str
     assert (pyramid == learning) == (function == "fast"), "a module of the user's proposes boxes"
 
 
-def test_a_batch_that_does_not_fit_beside_the_pyramid_is_refused(
+def test_a_batch_that_does_not_fit_beside_the_pyramid_is_divided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, training = open_network(f"{write_detectors(tmp_path)}:masks"), Training(device="cpu", batch_size=8)
     compute = open_passes(training).compute
     monkeypatch.setattr(memory, "memory_bytes", lambda device: 9 * least_image_bytes(network))
-    with pytest.raises(OptionError, match=r"8 images at once hold at least .*; try --grad-accum 4,"):
-        refuse_large_batch(network, training, compute, learns_objects=True)
-    refuse_large_batch(network, replace(training, batch_size=6), compute, learns_objects=True)
+    assert fitting(network, training, compute, Silent(), learns_objects=True) == replace(training, grad_accum=4)
+    few = replace(training, batch_size=6)
+    assert fitting(network, few, compute, Silent(), learns_objects=True) == few
 
 
 def test_a_site_that_is_gone_holds_nothing(small_vit: Callable[..., Any]) -> None:
@@ -103,13 +105,21 @@ def test_a_container_has_less_than_its_machine(tmp_path: Path) -> None:
     assert memory_bytes(cpu, tmp_path) == 2**20
 
 
-def test_a_batch_that_cannot_fit_is_refused_with_what_fits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_cannot_fit_is_divided_and_gives_the_same_steps(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network = bench.spoilt()
-    room = 20 * least_image_bytes(network)
+    divided, room = copy.deepcopy(network), memory_bytes(torch.device("cpu"))
     monkeypatch.setattr(memory, "memory_bytes", lambda device: room)
-    with pytest.raises(OptionError, match=r"32 images at once hold at least .*; try --grad-accum 4, "):
-        bench.train(network, 1, training={"batch_size": 32})
-    assert bench.train(network, 1, training={"batch_size": 32, "grad_accum": 4}).lines
+    bench.train(network, 3, training={"batch_size": 32, "lr": 1e-5})
+    room = 20 * least_image_bytes(network)
+    images = []
+    hook = divided.module.register_forward_hook(lambda _, inputs, __: images.append(len(inputs[0])))
+    bench.train(divided, 3, training={"batch_size": 32, "lr": 1e-5})
+    hook.remove()
+    assert images.count(8) == 3 * 4
+    for one, other in zip(network.parameters(), divided.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     room = least_image_bytes(network) // 2
-    with pytest.raises(OptionError, match="try a smaller --batch-size"):
+    with pytest.raises(OptionError, match=r"32 images at once hold at least .*; give images of fewer pixels"):
         bench.train(network, 1, training={"batch_size": 32})
