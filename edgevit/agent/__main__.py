@@ -4,6 +4,8 @@
 {"progress": {"stage": "warm up", "done": 0.4}}
 {"result": {...}}   or   {"error": {"message": "...", "traceback": "..."}}
 
+After `pipe` (classify.py) each request and each result is a line that is followed by bytes.
+
     python3 AGENT greet      says hello first, on a line that begins with `MARK`: a login shell may have printed others
     python3 AGENT            waits to be asked
     python3 AGENT job JOB    does the work of one job, and serves nobody
@@ -16,7 +18,7 @@ import json
 import os
 import platform
 import sys
-from typing import Any, Callable, TextIO
+from typing import Any, Callable, Iterable, TextIO
 
 from .messages import Send
 from .methods import method_named, reply
@@ -89,9 +91,12 @@ def claim_stdout() -> TextIO:
 def serve(root: str, *, greet: bool) -> None:
     replies = claim_stdout()
 
-    def send(message: object) -> None:
+    def send(message: object, content: Iterable[memoryview] = ()) -> None:
         replies.write(json.dumps(message) + "\n")
         replies.flush()
+        for part in content:
+            replies.buffer.write(part)
+        replies.buffer.flush()
 
     def handle(line: str) -> Any:
         request = json.loads(line)

@@ -1,24 +1,26 @@
 """Run an engine on preprocessed images, so that its outputs can be judged: the engine itself, on this board.
 
 Images arrive as they go in, after resizing and normalising; only their type may have to change. Standard library
-only, so values go through `struct` and not through numpy.
+only, so values go through `struct` and not through numpy. Of a classifier a few logits are given, by a job. All outputs
+of an engine, such as a detector's levels, are too large for this disk: they go straight to the host, through a pipe.
 """
 
 from __future__ import annotations
 
-import hashlib
+import io
+import json
 import math
 import os
 import struct
+import sys
 import time
-from contextlib import closing
-from typing import BinaryIO, Iterator, Optional, Sequence
+from contextlib import closing, contextmanager
+from typing import BinaryIO, Callable, Iterator, Optional, Sequence
 
 from .cuda import Cuda, open_cuda
 from .execution import Engine, Execution, import_tensorrt, make_log, open_engine
 from .messages import Send
 from .runners import RunnerError
-from .timing import replacing
 
 _FORMATS = {"float16": "e", "float32": "f"}
 # Array type codes of the ids of texts, by input type; TensorRT before 10 takes 32 bits.
@@ -36,59 +38,71 @@ def classify(
     shape: Sequence[int],
     dtype: str,
     batch: int,
-    columns: Optional[Sequence[int]] = None,
+    columns: Sequence[int],
 ) -> dict[str, object]:
     """Return the values in these columns of the output, a row for each image, and how many outputs are no numbers.
 
-    `columns` None: write all values of all outputs to a file, image by image, in the engine's order and types; return
-    its path and hash. `images` is a file of `count` images of `shape`, row by row, in this machine's byte order.
+    `images` is a file of `count` images of `shape`, row by row, in this machine's byte order.
 
     Raises: RunnerError.
     """
     _check_file(images, count, shape, dtype)
+    outputs: list[Sequence[float]] = []
+    done, nonfinite, began = 0, 0, time.monotonic()
+    reported = began
+    with open(images, "rb") as file, _open_runner(engine, shape, dtype, batch, columns) as runner:
+        for size in _batches(runner, file, count, batch):
+            rows = runner.rows(size)
+            nonfinite += sum(not math.isfinite(value) for row in rows for value in row)
+            outputs += [[row[column] for column in columns] for row in rows]
+            done += size
+            if time.monotonic() - reported >= TICK_S:
+                reported = time.monotonic()
+                send({"progress": {"stage": "classify", "done": done / count}})
+    return {"rows": outputs, "nonfinite": nonfinite, "seconds": time.monotonic() - began}
+
+
+def pipe(
+    send: Callable[..., None], root: str, *, engine: str, shape: Sequence[int], dtype: str, batch: int
+) -> dict[str, object]:
+    """Keep an engine open, and run it on images from stdin until that ends; the agent serves nothing else meanwhile.
+
+    A result of 0 bytes says that the engine is open. From then on each line, `{"count": 3}`, is followed by that many
+    images, as in the file of `classify`. All of them are read before any output is sent, as the host reads none until
+    it has sent them. Each batch is answered by `{"result": {"bytes": 1000}}` and so many bytes: image by image, the
+    values of all outputs in the engine's order and types.
+
+    Raises: RunnerError.
+    """
+    source, image_bytes = sys.stdin.buffer, _bytes_of(shape, dtype)
+    with _open_runner(engine, shape, dtype, batch) as runner:
+        send({"result": {"bytes": 0}})
+        for line in iter(source.readline, b""):
+            count = json.loads(line)["count"]
+            images = io.BytesIO(source.read(count * image_bytes))
+            for size in _batches(runner, images, count, batch):
+                values = [part for i in range(size) for part in runner.values(i)]
+                send({"result": {"bytes": sum(map(len, values))}}, values)
+    return {"bytes": 0}
+
+
+@contextmanager
+def _open_runner(
+    engine: str, shape: Sequence[int], dtype: str, batch: int, columns: Optional[Sequence[int]] = None
+) -> Iterator[_Runner]:
     trt = import_tensorrt()
-    began = time.monotonic()
-    with open(images, "rb") as file, open_cuda() as cuda, open_engine(trt, make_log(trt), engine) as opened:
+    with open_cuda() as cuda, open_engine(trt, make_log(trt), engine) as opened:
         _check_engine(opened, shape, dtype, columns)
         with closing(Execution(opened, cuda, batch)) as execution:
-            runner = _Runner(execution, cuda, batch, {**_FORMATS, **_OF_IDS}[dtype])
-            batches = _batches(send, runner, file, count, batch)
-            answer = _write(runner, batches, images) if columns is None else _rows(runner, batches, columns)
-    return {**answer, "seconds": time.monotonic() - began}
+            yield _Runner(execution, cuda, batch, {**_FORMATS, **_OF_IDS}[dtype])
 
 
-def _batches(send: Send, runner: _Runner, file: BinaryIO, count: int, batch: int) -> Iterator[int]:
+def _batches(runner: _Runner, file: BinaryIO, count: int, batch: int) -> Iterator[int]:
     """Run one batch after the other; yield the number of images in each."""
-    done, reported = 0, time.monotonic()
-    while done < count:
+    for done in range(0, count, batch):
         images = min(batch, count - done)
         runner.run(file, images)
         yield images
-        done += images
-        if time.monotonic() - reported >= TICK_S:
-            reported = time.monotonic()
-            send({"progress": {"stage": "classify", "done": done / count}})
-
-
-def _rows(runner: _Runner, batches: Iterator[int], columns: Sequence[int]) -> dict[str, object]:
-    outputs: list[Sequence[float]] = []
-    nonfinite = 0
-    for images in batches:
-        rows = runner.rows(images)
-        nonfinite += sum(not math.isfinite(value) for row in rows for value in row)
-        outputs += [[row[column] for column in columns] for row in rows]
-    return {"rows": outputs, "nonfinite": nonfinite}
-
-
-def _write(runner: _Runner, batches: Iterator[int], images: str) -> dict[str, object]:
-    path, digest = f"{images}.outputs", hashlib.sha256()
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        for count in batches:
-            for i in range(count):
-                for part in runner.values(i):
-                    file.write(part)
-                    digest.update(part)
-    return {"file": path, "sha256": digest.hexdigest()}
 
 
 class _Runner:
@@ -142,11 +156,16 @@ class _Runner:
             ) from None
 
 
-def _check_file(images: str, count: int, shape: Sequence[int], dtype: str) -> None:
+def _bytes_of(shape: Sequence[int], dtype: str) -> int:
+    """The size of an image."""
     formats = {**_FORMATS, **_OF_IDS}
     if dtype not in formats:
         raise RunnerError(f"images of {dtype} cannot be read; known: {', '.join(formats)}")
-    expected = count * math.prod(shape) * struct.calcsize(formats[dtype])
+    return math.prod(shape) * struct.calcsize(formats[dtype])
+
+
+def _check_file(images: str, count: int, shape: Sequence[int], dtype: str) -> None:
+    expected = count * _bytes_of(shape, dtype)
     try:
         size = os.path.getsize(images)
     except OSError as error:

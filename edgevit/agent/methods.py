@@ -37,6 +37,7 @@ MODULES = {
     "bench": "bench",
     "build": "engine",
     "classify": "classify",
+    "pipe": "classify",
     "trtexec": "trtexec",
 }
 

@@ -1,7 +1,7 @@
 """Run the agent on a board or on this machine, and collect its measurements.
 
 bench           `edgevit bench`; `request` has its options, `models` the files that it measures
-connection      a board, over SSH or here: calls, files and jobs; `client` talks to the agent, `answers` checks it
+connection      a board, over SSH or here: calls, files, jobs, engines; `client` talks to the agent, `answers` checks it
 doctor          `edgevit board`: what is wrong with a board; `facts` is what it says about itself
 profiles        what is known of each kind of board
 comparison      which runs may be compared; `intervals` has the statistics, `gates` the limits, `roofline` the ceiling

@@ -141,14 +141,12 @@ class Built:
 @dataclass(frozen=True)
 class Classified:
     nonfinite: int
-    # Unchecked outputs of all images, of millions of figures with NaN among them; None: they were not requested.
-    rows: Any = None
+    rows: Any = None  # unchecked outputs of all images, of many figures with NaN among them
 
 
 @dataclass(frozen=True)
-class OutputsFile:
-    file: str
-    sha256: str
+class Piped:
+    bytes: int  # number of bytes that follow
 
 
 @dataclass(frozen=True)
@@ -177,6 +175,7 @@ ANSWERS: Mapping[str, Any] = {
     "bench": BenchAnswer,
     "build": Built,
     "classify": Classified,
+    "pipe": Piped,
     "trtexec": Trtexec,
 }
 
@@ -216,10 +215,8 @@ def read_result(host: str, method: str, result: Any) -> Any:
         if method == "build" and result.get("refused") is not None:
             expected = Refusal
         if method == "classify":
-            if "file" not in result:
-                checked = {name: value for name, value in result.items() if name != "rows"}
-                return replace(_read(host, method, checked, expected), rows=result.get("rows"))
-            expected = OutputsFile
+            checked = {name: value for name, value in result.items() if name != "rows"}
+            return replace(_read(host, method, checked, expected), rows=result.get("rows"))
     return _read(host, method, result, expected)
 
 

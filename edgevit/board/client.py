@@ -18,15 +18,15 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import edgevit.agent
 from edgevit.agent.__main__ import MARK
 from edgevit.agent.messages import ProgressMessage, Reply
-from edgevit.board.answers import check_answer
+from edgevit.board.answers import check_answer, wrong_answer
 from edgevit.errors import AgentError, BoardError, ConnectionLostError, UnfitBoardError, UnreachableError
 from edgevit.text import printable, printable_values
 
@@ -38,6 +38,7 @@ _START_S = 60.0  # time for a connection, and for a slow disk to read Python fro
 _STOP_S = 5.0  # time between asking an agent to end and killing it
 _TAIL_LINES = 5  # lines of the agent's stderr that are shown when it dies
 _LONGEST_LINE = 1 << 28  # bytes; the layers of a large engine are some MB
+_PART_BYTES = 1 << 18  # of what is sent; a slow connection need take no more in the time of a silence
 
 # Old enough for any Python to run it and say what is wrong.
 _BOOTSTRAP = """\
@@ -178,25 +179,50 @@ class Agent:
             AgentError: the method failed, its answer is of another type, or the agent died.
             ConnectionLostError: the connection broke, or the agent was silent for too long.
         """
+        with self._answering(method):
+            self._write(json.dumps({"method": method, "args": args}).encode() + b"\n", self._deadline())
+            reply = self._reply(method, on_progress)
+        return check_answer(self.host, method, _result(reply))
+
+    def exchange(self, request: Mapping[str, object], content: memoryview, answers: memoryview) -> None:
+        """After a call of `pipe`: send a request with its bytes, and fill `answers` with the bytes that come back.
+
+        Raises:
+            AgentError: the engine failed, other bytes came back, or the agent died; it is to be started again.
+            ConnectionLostError: the connection broke, or the agent was silent for too long.
+        """
+        with self._answering("pipe"):
+            self._write(json.dumps(request).encode() + b"\n", self._deadline())
+            for first in range(0, len(content), _PART_BYTES):
+                self._write(content[first : first + _PART_BYTES], self._deadline())
+            while answers:
+                result = check_answer(self.host, "pipe", _result(self._reply("pipe")))
+                if not 0 < (size := result["bytes"]) <= len(answers):
+                    raise wrong_answer(self.host, "pipe", f"{size} bytes came, expected at most {len(answers)}")
+                self._read_into(answers[:size])
+                answers = answers[size:]
+
+    @contextmanager
+    def _answering(self, method: str) -> Iterator[None]:
+        """Explain a connection that ends within an answer."""
         self.idle = False
         try:
-            self._write(json.dumps({"method": method, "args": args}).encode() + b"\n", self._deadline())
-            while line := self._read_line(self._deadline()):
-                reply = self._parse(line)
-                if "progress" not in reply:
-                    break
-                if on_progress:
-                    on_progress(reply["progress"])
-            else:
-                raise self._death(method)
+            yield
         except BrokenPipeError:
             raise self._death(method) from None
         except TimeoutError:
             raise ConnectionLostError(f"{self.host} has said nothing for {self.silence_seconds:g} s") from None
         self.idle = True
-        if "error" in reply:
-            raise AgentError(reply["error"]["message"], remote_traceback=reply["error"]["traceback"])
-        return check_answer(self.host, method, reply["result"])
+
+    def _reply(self, method: str, on_progress: Callable[[ProgressMessage], None] | None = None) -> Reply:
+        """Raises: BrokenPipeError, TimeoutError."""
+        while line := self._read_line(self._deadline()):
+            reply = self._parse(line)
+            if "progress" not in reply:
+                return reply
+            if on_progress:
+                on_progress(reply["progress"])
+        raise BrokenPipeError
 
     def _start(self, content: bytes, deadline: float) -> dict[str, object]:
         """Skip what a login shell prints until the agent says hello; send the agent if the board lacks it."""
@@ -282,7 +308,7 @@ class Agent:
     def _deadline(self) -> float | None:
         return None if self.silence_seconds is None else time.monotonic() + self.silence_seconds
 
-    def _write(self, content: bytes, deadline: float | None) -> None:
+    def _write(self, content: bytes | memoryview, deadline: float | None) -> None:
         """Raises: BrokenPipeError, TimeoutError."""
         remaining = memoryview(content)
         while remaining:
@@ -306,6 +332,17 @@ class Agent:
         line = bytes(self._unread[: end + 1])
         del self._unread[: end + 1]
         return line
+
+    def _read_into(self, content: memoryview) -> None:
+        """Raises: BrokenPipeError, TimeoutError."""
+        done = min(len(self._unread), len(content))
+        content[:done] = self._unread[:done]
+        del self._unread[:done]
+        while done < len(content):
+            _wait_for(self._stdout, select.POLLIN, self._deadline())
+            if not (read := os.readv(self._stdout, [content[done:]])):
+                raise BrokenPipeError
+            done += read
 
     def _read_stderr(self) -> str:
         self._stderr.seek(0)
@@ -343,6 +380,13 @@ def _from_json(line: bytes) -> Any:
         return answer if line.isascii() and b"\\" not in line else printable_values(answer)
     except (ValueError, RecursionError):
         return None
+
+
+def _result(reply: Reply) -> Any:
+    """Raises: AgentError."""
+    if "error" in reply:
+        raise AgentError(reply["error"]["message"], remote_traceback=reply["error"]["traceback"])
+    return reply["result"]
 
 
 def _tail(text: str) -> str:

@@ -45,6 +45,7 @@ _MIB = 1 << 20
 _MOST_FIGURE = 1e300  # largest figure that is shown beside a bar
 
 T = TypeVar("T")
+Exchange = Callable[[Mapping[str, object], memoryview, memoryview], None]  # `Agent.exchange` of an agent
 
 
 @contextmanager
@@ -195,6 +196,33 @@ class Board:
         returned = keep(result)
         self._forget(job)
         return returned
+
+    @contextmanager
+    def pipe(self, args: Mapping[str, Any], progress: Progress) -> Iterator[Exchange]:
+        """Give a function that runs an engine, which stays open there from its first call to the end of the block.
+
+        It is `Agent.exchange`, with the board locked like a job. After a lost connection the engine is opened again.
+        `args` are those of the agent's `pipe`.
+        """
+        agent = Agent(
+            python=self._agent.python, shell=self._shell, host=self.host, explain=self._explain,
+            silence_seconds=self._agent.silence_seconds,
+        )  # fmt: skip
+        with ExitStack() as running:
+
+            def exchange(request: Mapping[str, object], content: memoryview, answers: memoryview) -> None:
+                try:
+                    with self._alone("classify", progress):
+                        if not agent.idle:  # it was not started yet, or it failed
+                            running.pop_all().__exit__(ConnectionLostError, None, None)
+                            running.enter_context(agent)
+                            agent.call("pipe", **args)
+                        agent.exchange(request, content, answers)
+                except BoardError:
+                    agent.idle = False  # also where the other agent found their connection lost
+                    raise
+
+            yield lambda *asked: self._persist(lambda: exchange(*asked))
 
     def _result(self, method: str, outcome: Any) -> Any:
         """Return the result of a job that has ended, as the record of `method`.

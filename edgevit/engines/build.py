@@ -106,7 +106,7 @@ def _open_judging(source: Source, request: ExportRequest, progress: Progress, wa
 
 
 def _at_once(report: ExportRecord) -> int:
-    """The number of images whose outputs are not too many for one job."""
+    """The number of images whose outputs are not too many to be held at once."""
     return max(MOST_OUTPUTS // sum(math.prod(map(int, output.shape[1:])) for output in report.outputs), 1)
 
 
@@ -120,7 +120,7 @@ def _take_sample(
         record, at_once = exported.source.subject.record, min(most, MOST_IMAGES)
         sample = annotated(
             judging, exported.source.model, record.showing if record else None,
-            reference=reference, path=path, at_once=at_once, progress=progress,
+            reference=reference, at_once=at_once, progress=progress,
         )  # fmt: skip
         if sample is not None:
             return sample

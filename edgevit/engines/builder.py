@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from edgevit.board.request import Conditions
 from edgevit.engines.detections import Annotated
 from edgevit.engines.gate import EngineVerdict, Sample, judge, remarks
 from edgevit.engines.options import EngineOptions
-from edgevit.engines.outputs import all_outputs, classification, drop, rows_of, tidied
+from edgevit.engines.outputs import classification, drop, opened_engine, rows_of
 from edgevit.engines.precision_levels import PrecisionLevel, PrecisionSearch, node_patterns
 from edgevit.errors import OptionError
 from edgevit.exporting.variants import Exported, Variant, WrittenVariant
@@ -239,18 +238,14 @@ class EngineBuilder:
     def _verdict(self, level: PrecisionLevel, built: Built, batch: int, name: str) -> EngineVerdict:
         sample, tolerances, rounds = self.sample, self.options.tolerances, level.precision == INT8.name
         if isinstance(sample, Annotated):
-
-            def compute(images: Sample) -> Tensor:
-                args = classification(self.board, built.engine, images, self.progress)
-                with tidied(self.board, [args["images"]]):  # each job has other images
-                    return self._outputs(built, args, images, batch, name)
-
-            return sample.judge(compute, tolerances, rounds=rounds)
+            with self._opened(built, batch) as compute:
+                return sample.judge(compute, tolerances, batch=batch, rounds=rounds)
+        if sample.columns is None:
+            with self.progress.stage(f"{name}: classify"), self._opened(built, batch) as compute:
+                outputs = compute(sample.images())
+            return judge(sample, outputs, int((~outputs.isfinite()).sum()), tolerances, rounds=rounds)
         args = classification(self.board, built.engine, sample, self.progress)
         self.leftovers.add(args["images"])
-        if sample.columns is None:
-            outputs = self._outputs(built, args, sample, batch, name)
-            return judge(sample, outputs, int((~outputs.isfinite()).sum()), tolerances, rounds=rounds)
         shape = (sample.count, len(sample.columns))
 
         def read(answer: Classified) -> EngineVerdict:
@@ -261,12 +256,9 @@ class EngineBuilder:
         verdict: EngineVerdict = self.board.run_job("classify", job, name=name, progress=self.progress, read=read)
         return verdict
 
-    def _outputs(self, built: Built, args: Mapping[str, Any], sample: Sample, batch: int, name: str) -> Tensor:
+    def _opened(self, built: Built, batch: int) -> AbstractContextManager[Callable[[Tensor], Tensor]]:
         order = [output.name for output in self.exported.report.outputs]
-        return all_outputs(
-            self.board, {**args, "batch": batch}, built.outputs, order, sample,
-            name=name, progress=self.progress,
-        )  # fmt: skip
+        return opened_engine(self.board, built.engine, built.inputs, built.outputs, order, batch, self.progress)
 
     @property
     def _fuses_nothing(self) -> bool:

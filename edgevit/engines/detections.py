@@ -17,7 +17,7 @@ from torch import Tensor
 
 from edgevit.data.sources.coco import CocoImages
 from edgevit.data.task import Split
-from edgevit.engines.gate import EngineVerdict, Sample, unlabelled_sample
+from edgevit.engines.gate import EngineVerdict
 from edgevit.exporting.images import Judging
 from edgevit.exporting.losses import ALWAYS_ALLOWED, LEAST_IMAGES
 from edgevit.exporting.request import GateTolerances
@@ -39,8 +39,7 @@ class Annotated:
     images: Split
     categories: Mapping[int, str]  # names of the categories that are judged, by id
     reference: OnnxModel  # the pyramid as an fp32 ONNX file, run on the host
-    path: Path  # file of the images that are sent
-    at_once: int  # number of images in one job on the board
+    at_once: int  # number of images whose levels are held at once
     data: str
     part: str
     host: DetectionRecord  # what the detector finds with its pyramid in fp32 on the host
@@ -65,23 +64,26 @@ class Annotated:
         return Counter(self.categories[e.category] for e in entries if e.category in self.categories and not e.crowd)
 
     def judge(
-        self, compute: Callable[[Sample], Tensor], tolerances: GateTolerances, *, rounds: bool = False
+        self, compute: Callable[[Tensor], Tensor], tolerances: GateTolerances, *, batch: int, rounds: bool = False
     ) -> EngineVerdict:
-        """Compare what is found in levels [images, values] that an engine computes with what is found in fp32.
+        """Compare what is found in levels [B, values] that an engine computes of images with what is found in fp32.
 
-        `rounds`: it is in INT8, of which the levels need not be those in fp32.
+        Args:
+            batch: its images per inference; fewer would take it as long.
+            rounds: it is in INT8, of which the levels need not be those in fp32.
         """
         agreement, nonfinite, output = 0.0, 0, Levels()
 
         def levels(images: Tensor) -> Tensor:
             nonlocal agreement, nonfinite
-            values = compute(unlabelled_sample(images.cpu(), output, self.path))
+            values = compute(images)
             nonfinite += int((~values.isfinite()).sum())
             agreement += float(output.score(values, self.reference.predict(images.half().float())).sum())
             return values.nan_to_num()
 
+        at_once = batch * max(self.at_once // batch, 1)
         board = find_objects(
-            self.network, self.images, self.categories, levels=levels, at_once=self.at_once, progress=self.progress
+            self.network, self.images, self.categories, levels=levels, at_once=at_once, progress=self.progress
         ).record()
         if nonfinite:
             return EngineVerdict({}, f"gives NaN or infinity ({nonfinite} values)")
@@ -131,7 +133,6 @@ def annotated(
     showing: Sequence[str] | None,
     *,
     reference: Path,
-    path: Path,
     at_once: int,
     progress: Progress,
 ) -> Annotated | None:
@@ -139,7 +140,7 @@ def annotated(
 
     Args:
         showing: the classes that the detector is for; None: all.
-        at_once: images of a job on the board.
+        at_once: images whose levels are held at once.
 
     Raises:
         OptionError: pycocotools is not installed.
@@ -161,6 +162,6 @@ def annotated(
 
     host = find_objects(network, images, categories, levels=levels, at_once=at_once, progress=progress).record()
     return Annotated(
-        network, images, categories, model, path, at_once, judging.data, judging.part, host, digest.hexdigest(),
+        network, images, categories, model, at_once, judging.data, judging.part, host, digest.hexdigest(),
         progress,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,6 +83,16 @@ class Sample:
     def judges(self) -> bool:
         """Whether there are enough images to decide."""
         return len(self.labels) >= LEAST_IMAGES
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether its images are pictures, and not texts."""
+        return len(self.shape) > 1
+
+    def images(self) -> Tensor:
+        """All images [count, *shape] of the file."""
+        values = np.fromfile(self.path, np.float16 if self.has_pictures else np.int64)
+        return torch.from_numpy(values).reshape(self.count, *self.shape)
 
 
 @dataclass(frozen=True)

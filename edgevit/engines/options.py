@@ -12,8 +12,8 @@ from edgevit.request import ENGINE, Nested, Option
 
 _LEVELS = range(6)
 MIB = 1 << 20
-MOST_IMAGES = 1000  # most images in the file of one job on the board
-MOST_OUTPUTS = 1 << 26  # values of one job on the board, 256 MB in fp32
+MOST_IMAGES = 1000  # most images whose outputs are held at once
+MOST_OUTPUTS = 1 << 26  # values of outputs that are held at once, 256 MB in fp32
 
 
 def _read_batches(text: str, _: Mapping[str, Any]) -> tuple[int, int, int]:

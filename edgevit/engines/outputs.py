@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -11,13 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgevit.board.answers import Classified, OutputsFile, wrong_answer
+from edgevit.board.answers import Classified, wrong_answer
 from edgevit.board.connection import Board
 from edgevit.engines.gate import Sample
+from edgevit.engines.options import MIB
 from edgevit.errors import BoardError, ConnectionLostError, EdgeVitError, Interrupted
 from edgevit.exporting.session import joined
 from edgevit.progress import Progress
 from edgevit.records.engine import EngineTensor
+
+_MOST_BYTES = 32 * MIB  # size of the images that a board holds at once
 
 
 def drop(board: Board, paths: Iterable[str]) -> None:
@@ -43,14 +46,15 @@ def tidied(board: Board, paths: Collection[str]) -> Iterator[None]:
 
 
 def classification(board: Board, engine: str, sample: Sample, progress: Progress) -> dict[str, Any]:
-    """Send the sample; return the arguments of its classification by an engine on the board, without the batch."""
+    """Send a sample with columns; return the arguments of its classification by an engine there, without the batch."""
+    assert sample.columns is not None
     return {
         "engine": engine,
         "images": board.put(sample.path, sample.sha256, progress),
         "count": sample.count,
         "shape": list(sample.shape),
-        "dtype": "int64" if len(sample.shape) == 1 else "float16",
-        "columns": sample.columns and list(sample.columns),
+        "dtype": "float16" if sample.has_pictures else "int64",
+        "columns": list(sample.columns),
     }
 
 
@@ -74,38 +78,40 @@ def values_of(tensors: Iterable[EngineTensor]) -> int:
     return sum(math.prod(tensor.shape[1:]) for tensor in tensors)
 
 
-def all_outputs(
+@contextmanager
+def opened_engine(
     board: Board,
-    args: Mapping[str, Any],
-    tensors: Sequence[EngineTensor],
+    engine: str,
+    inputs: Sequence[EngineTensor],
+    outputs: Sequence[EngineTensor],
     order: Sequence[str],
-    sample: Sample,
-    *,
-    name: str,
+    batch: int,
     progress: Progress,
-) -> Tensor:
-    """The outputs [images, ...] of an engine for a sample on the board; several as by `joined`.
+) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Give a function that runs an engine on its board: images [B, ...] to outputs [B, ...], several as by `joined`.
+
+    The images are rounded to float16, as in the gate; neither they nor the outputs are kept on the board's disk.
 
     Args:
-        args: of the classification, with the batch.
-        tensors: the engine's outputs, in its order.
-        order: their names, in the order of the result.
-
-    Raises:
-        BoardError: the engine failed, or the file of its outputs is not what was announced.
+        engine: its file on the board.
+        inputs, outputs: those of the engine, in its order.
+        order: the names of the outputs, in the order of the result.
     """
-    path = sample.path.with_name(f"{sample.path.name}.outputs")
-    fields = [(t.name, np.dtype(t.dtype), (math.prod(t.shape[1:]),)) for t in tensors]
+    fields = np.dtype([(t.name, np.dtype(t.dtype), (math.prod(t.shape[1:]),)) for t in outputs])
+    shapes = {tensor.name: tensor.shape[1:] for tensor in outputs}
+    images_in = inputs[0]
+    args = {"engine": engine, "shape": list(images_in.shape[1:]), "dtype": images_in.dtype, "batch": batch}
+    image_bytes = np.dtype(images_in.dtype).itemsize * math.prod(images_in.shape[1:])
+    at_once = batch * max(_MOST_BYTES // (batch * image_bytes), 1)
+    with board.pipe(args, progress) as exchange:
 
-    def read(answer: OutputsFile) -> Any:
-        with tidied(board, [answer.file]):
-            board.fetch(answer.file, path, answer.sha256, progress)
-        values = np.fromfile(path, np.uint8)
-        path.unlink()
-        if values.nbytes != (expected := sample.count * np.dtype(fields).itemsize):
-            raise wrong_answer(board.host, "classify", f"outputs of {values.nbytes} bytes, expected {expected}")
-        return values.view(np.dtype(fields))
+        def run(images: Tensor) -> Tensor:
+            rounded = (images.half() if images.is_floating_point() else images).cpu().numpy()
+            values = np.empty(len(images), fields)
+            for first in range(0, len(images), at_once):
+                part = slice(first, first + at_once)
+                content = np.ascontiguousarray(rounded[part], images_in.dtype)
+                exchange({"count": len(content)}, content.data.cast("B"), values[part].view(np.uint8).data)
+            return joined([torch.from_numpy(values[out].astype(np.float32)).reshape(-1, *shapes[out]) for out in order])
 
-    values = board.run_job("classify", dict(args), name=name, progress=progress, read=read)
-    shapes = {tensor.name: tensor.shape[1:] for tensor in tensors}
-    return joined([torch.from_numpy(values[out].astype(np.float32)).reshape(-1, *shapes[out]) for out in order])
+        yield run

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from edgevit.board.connection import Board, open_board
 from edgevit.board.facts import examine
@@ -19,9 +17,8 @@ from edgevit.derivation.request import BaseRequest
 from edgevit.derivation.session.base import base
 from edgevit.derivation.session.in_memory import IN_MEMORY, as_files
 from edgevit.engines.build import build_engine, check_board
-from edgevit.engines.gate import images_file, unlabelled_sample
 from edgevit.engines.options import MIB, MOST_IMAGES, MOST_OUTPUTS
-from edgevit.engines.outputs import all_outputs, classification, tidied, values_of
+from edgevit.engines.outputs import opened_engine, values_of
 from edgevit.engines.request import EvaluateRequest, ExportRequest
 from edgevit.errors import OptionError
 from edgevit.exporting.evaluate import Evaluation, ModelUnderTest, evaluate_files, evaluate_opened
@@ -36,7 +33,7 @@ from edgevit.records.kinds import PLACE
 from edgevit.records.model_folder import ModelFolder, model_of
 from edgevit.request import request_of, takes_options
 
-_MOST_BYTES = 128 * MIB  # size of the images of one job on the board
+_MOST_BYTES = 128 * MIB  # size of the images that are held at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +117,12 @@ def evaluate(request: EvaluateRequest, progress: Progress | None = None) -> Eval
         return evaluate_engine(request, board, progress)
 
 
-def _images_per_job(subject: Subject, record: EngineRecord) -> int:
+def _at_once(subject: Subject, record: EngineRecord, batch: int) -> int:
+    """The number of images whose outputs are held at once: whole batches."""
     size = subject.preprocessing["input_size"]
     image_bytes: int = (8 if len(size) == 1 else 2) * math.prod(size)
-    return max(1, min(_MOST_BYTES // image_bytes, MOST_IMAGES, MOST_OUTPUTS // values_of(record.outputs)))
+    most = min(_MOST_BYTES // image_bytes, MOST_IMAGES, MOST_OUTPUTS // values_of(record.outputs))
+    return batch * max(1, most // batch)
 
 
 def _per_inference(record: EngineRecord, requested: int, progress: Progress) -> int:
@@ -135,27 +134,6 @@ def _per_inference(record: EngineRecord, requested: int, progress: Progress) -> 
             f"{record.path.name} takes {least} to {most} images per inference: {batch} instead of {requested}"
         )
     return batch
-
-
-def _predictor(
-    board: Board,
-    record: EngineRecord,
-    order: Sequence[str],
-    subject: Subject,
-    batch: int,
-    scratch: Path,
-    progress: Progress,
-) -> Callable[[Tensor], Tensor]:
-    engine = board.put(record.path, record.sha256, progress)
-
-    def predict(images: Tensor) -> Tensor:
-        """Outputs [B, ...] of images [B, C, H, W], from images rounded to float16, as in the gate."""
-        sample = unlabelled_sample(images, subject.output, images_file(scratch, record.key))
-        args = {**classification(board, engine, sample, progress), "batch": batch}
-        with tidied(board, [args["images"]]):  # each job has other images
-            return all_outputs(board, args, record.outputs, order, sample, name=record.path.name, progress=progress)
-
-    return predict
 
 
 def evaluate_engine(request: JudgeRequest, board: Board, progress: Progress | None = None) -> Evaluation:
@@ -177,8 +155,8 @@ def evaluate_engine(request: JudgeRequest, board: Board, progress: Progress | No
     record, folder = recorded_engine(path.absolute(), facts), model_of(path.absolute())
     subject = folder_subject(folder)
     batch = _per_inference(record, request.batch_size, progress)
-    with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
-        order = [output.name for output in folder.export_record().outputs]
-        predict = _predictor(board, record, order, subject, batch, Path(scratch), progress)
-        jobs = replace(request, batch_size=_images_per_job(subject, record))
-        return evaluate_opened(ModelUnderTest("engine", predict, subject, folder), jobs, progress)
+    order = [output.name for output in folder.export_record().outputs]
+    engine = board.put(record.path, record.sha256, progress)
+    with opened_engine(board, engine, record.inputs, record.outputs, order, batch, progress) as predict:
+        request = replace(request, batch_size=_at_once(subject, record, batch))
+        return evaluate_opened(ModelUnderTest("engine", predict, subject, folder), request, progress)

@@ -169,27 +169,31 @@ def _answers(detections: Mapping[str, Tensor], image: int, category_of: Mapping[
 def _detections(
     pyramid: Pyramid,
     images: Split,
-    positions: Sequence[int],
     levels: ComputeLevels | None,
     detect: Callable[[list[Tensor]], Any] | None,
+    at_once: int,
     device: torch.device,
 ) -> Iterator[tuple[int, Mapping[str, Tensor], tuple[int, int]]]:
-    """Run a detector on the images at these positions; yield the position, what it finds, and height and width."""
+    """Run a detector on the images; yield the position of each, what is found in it, and its height and width."""
     detector: Any = pyramid.detector
-    batches = [positions[i : i + BATCH] for i in range(0, len(positions), BATCH)]
+    given: list[Tensor] = []  # the levels of the next batches
 
     def read(batch: Sequence[int]) -> list[Tensor]:
         return [to_tensor(images.picture(i)).to(device) for i in batch]
 
     with ExitStack() as stack:
-        if levels is not None:
-            prepared = torch.cat([detector.transform(read(batch))[0].tensors for batch in batches])
-            parts = iter(torch.split(levels(prepared), BATCH))
-            stack.enter_context(pyramid.reading(lambda _: next(parts), prepared[:1]))
-        for batch in batches:
-            pictures = read(batch)
-            for i, picture, of_image in zip(batch, pictures, (detect or detector)(pictures), strict=True):
-                yield i, of_image, (picture.shape[1], picture.shape[2])
+        for start in range(0, len(images), at_once):
+            positions = range(start, min(start + at_once, len(images)))
+            batches = [positions[i : i + BATCH] for i in range(0, len(positions), BATCH)]
+            if levels is not None:
+                prepared = torch.cat([detector.transform(read(batch))[0].tensors for batch in batches])
+                if start == 0:  # once, as it runs the backbone
+                    stack.enter_context(pyramid.reading(lambda _: given.pop(0), prepared[:1]))
+                given.extend(torch.split(levels(prepared), BATCH))
+            for batch in batches:
+                pictures = read(batch)
+                for i, picture, of_image in zip(batch, pictures, (detect or detector)(pictures), strict=True):
+                    yield i, of_image, (picture.shape[1], picture.shape[2])
 
 
 @torch.inference_mode()
@@ -222,19 +226,18 @@ def find_objects(
     category_of = label_categories(network.module.detector.eval(), [*images.source.categories])
     listed, annotated, answers, strange = _Entries(), _Entries(), _Entries(), Counter[int]()
     with progress.stage("find objects", len(images), "image") as stage:
-        for start in range(0, len(images), at_once):
-            positions = range(start, min(start + at_once, len(images)))
-            for i, of_image, (height, width) in _detections(network.module, images, positions, levels, detect, device):
-                listed.append({"id": i, "width": width, "height": height})
-                annotated += _annotated(images.source.objects(images.references[i]), i)
-                if not all(bool(of_image[name].isfinite().all()) for name in ("boxes", "scores")):
-                    raise ModelError(
-                        f"the detector gives boxes or scores of {images.references[i]} that are not finite; check "
-                        "its weights, and the preprocessing"
-                    )
-                answers += _answers(of_image, i, category_of)
-                strange.update(label for label in of_image["labels"].tolist() if label not in category_of)
-                stage.update(i + 1)
+        found = _detections(network.module, images, levels, detect, at_once, device)
+        for i, of_image, (height, width) in found:
+            listed.append({"id": i, "width": width, "height": height})
+            annotated += _annotated(images.source.objects(images.references[i]), i)
+            if not all(bool(of_image[name].isfinite().all()) for name in ("boxes", "scores")):
+                raise ModelError(
+                    f"the detector gives boxes or scores of {images.references[i]} that are not finite; check "
+                    "its weights, and the preprocessing"
+                )
+            answers += _answers(of_image, i, category_of)
+            strange.update(label for label in of_image["labels"].tolist() if label not in category_of)
+            stage.update(i + 1)
     if strange and not answers:  # a detector of more categories than the data has finds others, too
         shown = f"{min(strange)} to {max(strange)}" if len(strange) > 1 else f"{min(strange)}"
         progress.warn(

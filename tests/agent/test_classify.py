@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
+import json
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +15,7 @@ import onnx
 import pytest
 from standin_board import CLASSES, RELEASES, STRONG, build, model_for, play, play_cudart
 
-from edgevit.agent.classify import classify
+from edgevit.agent.classify import classify, pipe
 from edgevit.agent.runners import RunnerError
 
 COUNT, SHAPE = 11, (4, 8, 8)
@@ -126,17 +130,26 @@ def test_outputs_that_are_no_numbers_are_counted_in_all_columns(
     assert np.isnan(np.array(result["rows"])).tolist() == [[True, False, False]] * COUNT
 
 
-def test_all_outputs_are_given_where_no_columns_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_open_engine_gives_all_outputs_of_the_images_that_arrive(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     play(monkeypatch, tmp_path)
-    _, sent = images(tmp_path, "float16")
+    values, path = images(tmp_path, "float16")
+    requests = [json.dumps({"count": len(part)}).encode() + b"\n" + part.tobytes() for part in (values[:9], values[9:])]
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"".join(requests))))
+    sizes, content = list[int](), bytearray()
+
+    def send(message: dict[str, Any], parts: Iterable[memoryview] = ()) -> None:
+        sizes.append(message["result"]["bytes"])
+        content.extend(b"".join(parts))
+
     engine = build(model_for("10.3.0", tmp_path))["engine"]
-    given: dict[str, Any] = dict(engine=engine, images=sent, count=COUNT, shape=SHAPE, dtype="float16", batch=4)
-    answer = classify(print, "/", **given)
-    content = Path(answer["file"]).read_bytes()
-    logits = np.frombuffer(content, np.float16).reshape(COUNT, -1)
-    assert hashlib.sha256(content).hexdigest() == answer["sha256"] and "rows" not in answer
-    assert logits.shape == (COUNT, CLASSES) and np.ptp(logits, axis=0).min() > 0
-    assert classify(print, "/", **given, columns=[2, 0])["rows"] == logits[:, [2, 0]].tolist()
+    given: dict[str, Any] = dict(engine=engine, shape=SHAPE, dtype="float16", batch=4)
+    pipe(send, "/", **given)
+    logits = np.frombuffer(content, np.float16).reshape(COUNT, CLASSES)
+    assert [size // logits[0].nbytes for size in sizes] == [0, 4, 4, 1, 2] and np.ptp(logits, axis=0).min() > 0
+    rows = classify(print, "/", **given, images=path, count=COUNT, columns=[2, 0])["rows"]
+    assert rows == logits[:, [2, 0]].tolist()
 
 
 @pytest.mark.parametrize(

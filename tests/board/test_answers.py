@@ -78,6 +78,11 @@ def job_of(method):
     return lambda board: board.run_job(method, {}, name="x", progress=Silent())
 
 
+def an_exchange(board):
+    with board.pipe({}, Silent()) as exchange:
+        exchange({"count": 1}, memoryview(b"image"), memoryview(bytearray(4)))
+
+
 def look_over(board):
     facts = examine(board)
     _check_power(Setting("orin", facts, None), Conditions())
@@ -111,7 +116,9 @@ ODD = [
     (job_of("build"), a_job({"refused": 1, "seconds": 1.0}), "'build' has 1 as refused"),
     (job_of("build"), a_job({**BUILT, "inputs": [{"name": "x"}]}), "lacks inputs.0.dtype"),
     (job_of("classify"), a_job({"rows": [], "nonfinite": None}), "'classify' has nothing as nonfinite"),
-    (job_of("classify"), a_job({"file": "/e", "sha256": 5}), "'classify' has 5 as sha256"),
+    (an_exchange, [{"bytes": "5"}, {}], "orin to 'pipe' has '5' as bytes"),
+    (an_exchange, [{"bytes": 0}, {"bytes": 9}], "'pipe' is wrong: 9 bytes came, expected at most 4"),
+    (an_exchange, [{"bytes": 0}, {"bytes": -1}], "'pipe' is wrong: -1 bytes came"),
     (job_of("trtexec"), a_job({"throughput_qps": 1.0, "latency_ms": TIMES}), "'trtexec' lacks gpu_ms"),
     (job_of("trtexec"), a_job({"throughput_qps": 1.0, "latency_ms": TIMES, "gpu_ms": {}}), "lacks gpu_ms.median"),
     (bench_of, a_job({**BENCH, "runs": None}), "orin to 'bench' has nothing as runs"),

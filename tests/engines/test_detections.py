@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from detectors import annotate_by, write_detectors
 
 import edgevit
 from benchmarks import scenes
+from edgevit.board.client import Agent
 from edgevit.cli.export import engine_table
+from edgevit.engines import build as build_module
 from edgevit.engines.detections import _losses
 from edgevit.exporting.request import GateTolerances
 from edgevit.network.folder import load
@@ -43,10 +45,19 @@ def build(folder: Path, play: Callable[..., None], data: Path, fault: str = "", 
 
 @pytest.mark.slow
 def test_levels_of_the_board_are_judged_by_what_the_detector_finds_in_them(
-    folder: Path, play: Callable[..., None]
+    folder: Path, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = folder.parent / "coco"
+    data, opened, sizes, exchange = folder.parent / "coco", set[Agent](), list[int](), Agent.exchange
+
+    def count(agent: Agent, request: Mapping[str, int], *contents: memoryview) -> None:
+        opened.add(agent)
+        sizes.append(request["count"])
+        exchange(agent, request, *contents)
+
+    monkeypatch.setattr(Agent, "exchange", count)
+    monkeypatch.setattr(build_module, "MOST_OUTPUTS", 3 * 16 * (64 + 16 + 4))
     built = build(folder, play, data, batches=(1, 1, 4))
+    assert len(opened) == 2 and sizes == [3, 3, 3, 2, 4, 4, 3], "whole batches, in one process for each size of them"
     assert built.precision == "fp16" and built.accuracy is not None
     assert [tensor.name for tensor in built.outputs] == ["level_0", "level_1", "level_2"]
     seen = built.accuracy

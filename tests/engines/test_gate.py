@@ -225,9 +225,12 @@ def test_the_sample_is_what_fp32_saw_rounded_once(tmp_path: Path) -> None:
 
 
 def test_random_images_judge_nothing(tmp_path: Path) -> None:
-    images = unlabelled_sample(torch.randn(4, 3, 8, 8), Features(), tmp_path / "images")
-    assert images.path.stat().st_size == 4 * 3 * 8 * 8 * 2 and not images.judges
-    assert "NOT CHECKED: no images" in remarks(images, STRICT)[0]
+    images, ids = torch.randn(4, 3, 8, 8), torch.randint(1000, (4, 7))
+    sample = unlabelled_sample(images, Features(), tmp_path / "images")
+    assert sample.path.stat().st_size == 4 * 3 * 8 * 8 * 2 and not sample.judges
+    assert "NOT CHECKED: no images" in remarks(sample, STRICT)[0]
+    assert torch.equal(sample.images(), images.half())
+    assert torch.equal(unlabelled_sample(ids, Features(), tmp_path / "ids").images(), ids)
 
 
 def test_who_is_done_with_its_images_leaves_those_of_another_engine_on_the_board(

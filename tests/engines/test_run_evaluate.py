@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from recorded_progress import RecordedProgress
 from small_models import random_base, write_derived
 
 import edgevit
+from edgevit.board.client import Agent
 from edgevit.board.connection import open_board
 from edgevit.data.task import open_task
 from edgevit.engines import run as module
@@ -109,30 +110,35 @@ def test_what_an_engine_calls_other_is_counted_as_of_a_model_folder(folder: Path
         assert abs(getattr(own, counted) - getattr(usual, counted)) <= 2, "of fp16 and of torch's fp32"
 
 
-def test_images_go_to_the_board_in_several_jobs_where_they_are_many(
+def test_images_go_to_one_open_engine_in_parts_where_they_are_many(
     built: Path, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = judge(engine_in(built), part="validation")
     monkeypatch.setattr(module, "MOST_IMAGES", 20)
-    told = RecordedProgress()
-    assert judge(engine_in(built), told, part="validation") == whole
-    assert sum(name.startswith("send images") for name in told.stages) == -(-whole.images // 20) > 1
+    opened, sizes, exchange = set[Agent](), list[int](), Agent.exchange
+
+    def count(agent: Agent, request: Mapping[str, int], *contents: memoryview) -> None:
+        opened.add(agent)
+        sizes.append(request["count"])
+        exchange(agent, request, *contents)
+
+    monkeypatch.setattr(Agent, "exchange", count)
+    assert judge(engine_in(built), part="validation") == whole
+    assert len(opened) == 1 and sum(sizes) == whole.images and {*sizes[:-1]} == {16}, "whole batches of 8"
 
 
 @pytest.mark.quick("no-context")
 @pytest.mark.parametrize("fault", ["", "no-context"])
 def test_the_board_keeps_the_engine_and_none_of_the_images(
-    built: Path, sshd: Callable[..., Server], fault: str, monkeypatch: pytest.MonkeyPatch
+    built: Path, sshd: Callable[..., Server], fault: str
 ) -> None:
-    monkeypatch.setattr(module, "MOST_IMAGES", 20)
     server = sshd(PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0", STANDIN_TENSORRT_FAULT=fault or "none")
-    told, engine = RecordedProgress(), engine_in(built)
+    engine = engine_in(built)
     with (
         pytest.raises(AgentError, match="OutOfMemory") if fault else nullcontext(),
         open_board(server.host, ssh_config=server.config) as board,
     ):
-        evaluate_engine(EvaluateRequest(model=engine, part="validation"), board, told)
-    assert sum(name.startswith("send images") for name in told.stages) > (0 if fault else 1)
+        evaluate_engine(EvaluateRequest(model=engine, part="validation"), board)
     assert [path.name for path in (server.cache / "files").iterdir()] == [f"{read_engine(engine).sha256}.engine"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from detectors import square, write_annotations
+from detectors import opened, square, write_annotations, write_detectors
 from recorded_progress import RecordedProgress
 from torch import nn
 
@@ -78,6 +78,27 @@ def test_right_boxes_and_masks_have_full_precision(root: Path) -> None:
         "blue": None,
     }
     assert record.boxes.ap == record.boxes.ap50 == 1
+
+
+def test_given_levels_are_read_some_images_at_once_and_the_backbone_runs_once_for_all(tmp_path: Path) -> None:
+    file, root = write_detectors(tmp_path), write_annotations(tmp_path / "data", [square(0, 1, 5, 5, 9)], images=5)
+    network, other = opened(file, "build"), opened(file, "build")
+    source, asked, runs = CocoImages(root), list[int](), list[int]()
+    references = tuple(source.references("train", root.name))
+    split = Split(source, references, (-1,) * len(references), {})
+
+    def levels(images: torch.Tensor) -> Any:
+        asked.append(len(images))
+        return other.module(images)
+
+    def scores(findings: Findings) -> list[Any]:
+        return [match["dtScores"] for match in findings.evaluated["boxes"].evalImgs if match]
+
+    network.module.detector.backbone.same.register_forward_hook(lambda _, inputs, __: runs.append(len(inputs[0])))
+    own = scores(find_objects(network, split, source.categories))
+    assert runs == [4, 1] and any(own)
+    assert scores(find_objects(network, split, source.categories, levels=levels, at_once=2)) == own
+    assert asked == [2, 2, 1] and runs == [4, 1, 1]
 
 
 def test_boxes_that_are_no_numbers_are_refused(root: Path) -> None:
