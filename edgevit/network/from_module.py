@@ -67,7 +67,7 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
         return _cached(base)
     _refuse_computed(base)
     path, inner, family = network_in(base)
-    copied = family.interchange.adopted(copy.deepcopy(inner))
+    copied = family.interchange.adopted(copy.deepcopy(inner).float())
     family.check(copied, alone=False)
     adopted = Network(copied, family)
     if takes_several_sizes(base):
@@ -86,12 +86,16 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
             if not has_transform(base):
                 refuse_relative_boxes(expected, base, images)
             return _dense_folder(base, path, images, builder, boxes=True, backbone_alone=backbone_alone)
-        if not isinstance(expected, Tensor) or (base is not inner and not torch.equal(expected, inner(images))):
+        own = expected if base is inner else inner(images)
+        if not isinstance(expected, Tensor) or not isinstance(own, Tensor) or not torch.equal(expected, own):
             noun = type(inner).__name__
-            fault = "no tensor;" if base is inner else f"not those of the {noun} in it; give the {noun} alone, or"
+            fault = f"not those of the {noun} in it" if isinstance(expected, Tensor) else "no tensor"
+            alone = "" if base is inner else f"give the {noun} alone, or "
+            if hasattr(inner, "save_pretrained"):
+                alone = "give the folder that save_pretrained writes of the network of transformers, or "
             raise UnsupportedModelError(
-                f"the outputs of this {type(base).__name__} are {fault} return one map [images, channels, height, "
-                "width], or for each image a dict of boxes, labels and scores"
+                f"the outputs of this {type(base).__name__} are {fault}; {alone}return one map [images, channels, "
+                "height, width], or for each image a dict of boxes, labels and scores"
             )
     family.check(copied)
     state = {name: value.detach().cpu().contiguous() for name, value in inner.state_dict().items()}

@@ -20,7 +20,7 @@ from edgevit.network.copies import without_values
 from edgevit.network.families.vit import rotary
 from edgevit.network.families.vit.names import named
 from edgevit.network.families.vit.rotary import WithoutPositions
-from edgevit.network.weights import mlp_ratio
+from edgevit.network.weights import misfit, mlp_ratio
 
 _MODULES = "transformers.models."
 _OUTPUTS = "transformers.modeling_outputs"
@@ -162,11 +162,21 @@ def _rotary(kind: type[WithoutPositions], config: Any) -> Any:
 
 
 def take_weights(vit: Any, module: Any) -> None:
-    """Give a VisionTransformer the weights of a module whose names are those of another program, in place."""
-    weights = named(module.state_dict()).state
+    """Give a VisionTransformer the weights of a module whose names are those of another program, in place.
+
+    Raises:
+        UnsupportedModelError: some are missing, as layers of the module were replaced, or have other shapes.
+    """
+    weights = named({name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}).state
     if vit.pos_embed is not None and vit.cls_token is None:
         weights["pos_embed"] = weights["pos_embed"][:, 1:] + weights["pos_embed"][:, :1]
-    vit.load_state_dict({name: weights[name] for name in vit.state_dict()}, assign=True)
+    weights = {name: weights[name] for name in vit.state_dict() if name in weights}
+    if (fault := misfit(vit, weights)) is not None:
+        raise UnsupportedModelError(
+            f"this {type(module).__name__} is not as its class makes it: {fault} (in timm's names); merge adapters "
+            "such as LoRA's into its layers, and give it before it is quantised or cut"
+        )
+    vit.load_state_dict(weights, assign=True)
     if (config := getattr(module, "config", None)) is not None:
         vit.config = config
         for part in vit.modules():
@@ -190,13 +200,17 @@ def check_same(module: Any, vit: Any, run: Callable[[Any, Tensor], Sequence[Tens
     """Compare what both compute of a random image.
 
     Raises:
-        UnsupportedModelError: they differ.
+        UnsupportedModelError: they differ, or are not finite.
     """
     weight, was_training = vit.patch_embed.proj.weight, module.training
     image = torch.rand(1, 3, *vit.patch_embed.img_size, generator=torch.Generator().manual_seed(0)).to(weight)
     expected, actual = (run(network.eval(), image) for network in (module, vit))
     module.train(was_training)
     for one, other in zip(expected, actual, strict=True):
+        if not one.isfinite().all():
+            raise UnsupportedModelError(
+                f"this {type(module).__name__} puts out values that are not finite; check its weights"
+            )
         if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max())):
             raise UnsupportedModelError(
                 f"this {type(module).__name__} computes something else than the network of this name that edgevit "
