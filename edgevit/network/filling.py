@@ -65,7 +65,7 @@ def fill_module(
         fill_network(module, state, path, base)
         return module, False
     place, network, family = network_in(module)
-    network = family.interchange.adopted(network.float())
+    network = family.interchange.adopted(network)
     family.check(network, alone=False)
     noun = place or f"the {type(network).__name__}"
     of_backbone = {name.removeprefix(_BACKBONE): v for name, v in given.items() if name.startswith(_BACKBONE)}

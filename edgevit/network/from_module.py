@@ -67,7 +67,7 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
         return _cached(base)
     _refuse_computed(base)
     path, inner, family = network_in(base)
-    copied = family.interchange.adopted(copy.deepcopy(inner).float())
+    copied = family.interchange.adopted(copy.deepcopy(inner))
     family.check(copied, alone=False)
     adopted = Network(copied, family)
     if takes_several_sizes(base):

@@ -197,14 +197,14 @@ def _tensors(outputs: Any) -> Sequence[Tensor]:
 
 @torch.no_grad()
 def check_same(module: Any, vit: Any, run: Callable[[Any, Tensor], Sequence[Tensor]]) -> None:
-    """Compare what both compute of a random image.
+    """Compare what both compute of a random image, the module in fp32, as which the VisionTransformer has its weights.
 
     Raises:
         UnsupportedModelError: they differ, or are not finite.
     """
     weight, was_training = vit.patch_embed.proj.weight, module.training
     image = torch.rand(1, 3, *vit.patch_embed.img_size, generator=torch.Generator().manual_seed(0)).to(weight)
-    expected, actual = (run(network.eval(), image) for network in (module, vit))
+    expected, actual = (run(network.eval(), image) for network in (module.float(), vit))
     module.train(was_training)
     for one, other in zip(expected, actual, strict=True):
         if not one.isfinite().all():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from small_models import with_embedding
 from torch import nn
 
@@ -198,6 +199,11 @@ def test_a_head_on_the_tokens_of_a_model_is_cut_around_it(tmp_path: Path) -> Non
     with torch.no_grad():
         torch.testing.assert_close(opened(images), module(images), rtol=1e-4, atol=1e-5)
     assert opened.family.read == (2,) and opened.geometry.fixed_embed is None
+    # A function may build it in half precision, and its weights come from a file.
+    save_file(module.state_dict(), tmp_path / "weights.safetensors")
+    filled: Any = open_network(f"{tmp_path / 'segmenting.py'}:halved", checkpoint=tmp_path / "weights.safetensors")
+    with torch.no_grad():
+        torch.testing.assert_close(filled(images), opened(images))
 
 
 @pytest.mark.parametrize(("function", "message"), REFUSED.items(), ids=REFUSED)
