@@ -268,11 +268,12 @@ def within(
             f"{builder.function} makes a module without {path}, the network that is cut"
         ) from None
     family = family_like(inside)
+    expected = None if images is None else _with_own_network(module, images)
     module.set_submodule(path, family.interchange.adopted(inside))
     dense = DenseFamily(path, name_of(family), 0, builder, tuple(read))
     dense.check(module)
-    if images is not None:
-        dense = replace(dense, read=_checked(dense, module, images))
+    if images is not None and expected is not None:
+        dense = replace(dense, read=_checked(dense, module, images, expected))
     return replace(dense, head_macs=count_head_macs(dense, module))
 
 
@@ -297,8 +298,30 @@ def count_head_macs(family: DenseFamily, module: nn.Module) -> int:
 
 
 @torch.inference_mode()
-def _checked(family: DenseFamily, module: nn.Module, images: Tensor) -> tuple[int, ...]:
+def _with_own_network(module: nn.Module, images: Tensor) -> Tensor:
+    """What a module makes of some images before the network in it is replaced by one that edgevit supports.
+
+    Raises:
+        UnsupportedModelError: a weight has two names, which are two weights once one of them is of the other network.
+    """
+    noun, first_names = f"this {type(module).__name__}", dict[int, str]()
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if (first_name := first_names.setdefault(id(parameter), name)) != name:
+            raise UnsupportedModelError(
+                f"{noun} has {first_name} by a second name, {name}, and a model folder keeps one: drop one of the two"
+            )
+    outputs: Tensor = module(images)
+    if not outputs.isfinite().all():
+        raise UnsupportedModelError(f"{noun} puts out values that are not finite; check its weights")
+    return outputs
+
+
+@torch.inference_mode()
+def _checked(family: DenseFamily, module: nn.Module, images: Tensor, original: Tensor) -> tuple[int, ...]:
     """Check by what a module makes of some images that it is a head behind one pass through the network in it.
+
+    Args:
+        original: what it made of them with its own network.
 
     Returns:
         the blocks whose tokens the head reads.
@@ -307,12 +330,6 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor) -> tuple[in
         UnsupportedModelError: it is not.
     """
     path, noun, calls = family.path, f"this {type(module).__name__}", list[nn.Module]()
-    first_names: dict[int, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if (first_name := first_names.setdefault(id(parameter), name)) != name:
-            raise UnsupportedModelError(
-                f"{noun} has {first_name} by a second name, {name}, and a model folder keeps one: drop one of the two"
-            )
     blocks = family.blocks(module)
     layers = [block.module for block in blocks]
     with ExitStack() as stack:
@@ -325,8 +342,11 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor) -> tuple[in
                 f"{noun} raises {type(error).__name__} ({first_line(error, 100)}) once its {path} is timm's network of "
                 f"the same weights; let it read the tokens or maps that {path} returns, and nothing else of it"
             ) from error
-    if not expected.isfinite().all():
-        raise UnsupportedModelError(f"{noun} puts out values that are not finite; check its weights")
+    if not _are_close(expected, original):
+        raise UnsupportedModelError(
+            f"{noun} has another output once its {path} is timm's network of the same weights; call {path} with the "
+            "images alone, and let hooks of its layers compute nothing"
+        )
     if calls != layers:
         raise UnsupportedModelError(
             f"{noun} runs {len(calls)} blocks of its {path}, expected each of the {len(layers)} once, in order; call "

@@ -35,8 +35,8 @@ def network_in(module: nn.Module) -> tuple[str, nn.Module, Family]:
         listed = ", ".join(networks) if networks else "none"
         raise UnsupportedModelError(
             f"a {type(module).__name__} must contain one network of {', '.join(family_names())} (timm's "
-            "SwinTransformer, VisionTransformer, DeiT or DINOv3, or DINOv2 as transformers or its release has it), and "
-            f"has {listed}; give the network itself"
+            "SwinTransformer, VisionTransformer, DeiT or DINOv3, transformers' DINOv2, DINOv3, ViT, ViTPose or RF-DETR "
+            f"with exact GELU, or DINOv2's release), and has {listed}; give the network itself"
         )
     ((name, (network, family)),) = networks.items()
     return name, network, family

@@ -126,7 +126,7 @@ def _made_again(files: ModelFolder, spec: ModelSpec, facts: BuilderFacts, run_co
     if not run_code:
         refuse_unknown(file, facts.sha256, facts.function)
     builder = Builder.at(file, facts.function)
-    made = built(f"{file}:{facts.function}").eval()
+    made = built(f"{file}:{facts.function}").float().eval()  # it may make it in fp16; the weights are of fp32
     boxes = spec.output == "boxes"
     if boxes and not has_transform(made):
         made = adapted(made, facts.network.removeprefix("detector.module."), spec.preprocessing["input_size"])

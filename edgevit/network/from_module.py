@@ -86,15 +86,19 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
             if not has_transform(base):
                 refuse_relative_boxes(expected, base, images)
             return _dense_folder(base, path, images, builder, boxes=True, backbone_alone=backbone_alone)
-        if not isinstance(expected, Tensor) or not (base is inner or _is_equal(expected, inner(images))):
+        own = expected if base is inner else inner(images)
+        if not isinstance(expected, Tensor) or not isinstance(own, Tensor) or not torch.equal(expected, own):
             noun = type(inner).__name__
-            fault = "no tensor;" if base is inner else f"not those of the {noun} in it; give the {noun} alone, or"
+            fault = f"not those of the {noun} in it" if isinstance(expected, Tensor) else "no tensor"
+            alone = "" if base is inner else f"give the {noun} alone, or "
+            if hasattr(inner, "save_pretrained"):
+                alone = "give the folder that save_pretrained writes of the network of transformers, or "
             values = ""
             if isinstance(expected, Tensor) and expected.ndim == 2:
                 values = f" (of {expected.shape[1]} values, [images, {expected.shape[1]}, 1, 1])"
             raise UnsupportedModelError(
-                f"the outputs of this {type(base).__name__} are {fault} return one map [images, channels, height, "
-                f"width]{values}, or for each image a dict of boxes, labels and scores"
+                f"the outputs of this {type(base).__name__} are {fault}; {alone}return one map [images, channels, "
+                f"height, width]{values}, or for each image a dict of boxes, labels and scores"
             )
     family.check(copied)
     state = {name: value.detach().cpu().contiguous() for name, value in inner.state_dict().items()}
@@ -116,10 +120,6 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
             f"{config['model_args']}: its outputs differ; give timm's name, and its weights with checkpoint=FILE"
         )
     return folder
-
-
-def _is_equal(outputs: Tensor, others: Any) -> bool:
-    return isinstance(others, Tensor) and torch.equal(outputs, others)
 
 
 def _refuse_computed(module: nn.Module) -> None:

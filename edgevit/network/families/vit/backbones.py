@@ -21,7 +21,7 @@ from edgevit.network.families.vit import rotary
 from edgevit.network.families.vit.names import named
 from edgevit.network.families.vit.rotary import WithoutPositions
 from edgevit.network.families.vit.shapes import REGISTERS
-from edgevit.network.weights import mlp_ratio
+from edgevit.network.weights import misfit, mlp_ratio
 
 _MODULES = "transformers.models."
 _OUTPUTS = "transformers.modeling_outputs"
@@ -32,7 +32,17 @@ _MODELS = ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", "ViTMode
 class _PutsOut:
     """A VisionTransformer that is called as one of transformers, with the images [B, 3, H, W] of one size alone."""
 
-    config: Any  # that of the original, which networks around it may read
+    config: Any  # that of the original, which networks around it may read, as the next two
+
+    @property
+    def device(self: Any) -> torch.device:
+        device: torch.device = self.patch_embed.proj.weight.device
+        return device
+
+    @property
+    def dtype(self: Any) -> torch.dtype:
+        dtype: torch.dtype = self.patch_embed.proj.weight.dtype
+        return dtype
 
     def after(self: Any, images: Tensor) -> list[Tensor]:
         """The tokens [B, N, d] before the first block, and after each."""
@@ -166,8 +176,12 @@ def _rotary(kind: type[WithoutPositions], config: Any) -> Any:
 
 
 def take_weights(vit: Any, module: Any) -> None:
-    """Give a VisionTransformer the weights of a module whose names are those of another program, in place."""
-    weights = named(module.state_dict()).state
+    """Give a VisionTransformer the weights of a module whose names are those of another program, in place.
+
+    Raises:
+        UnsupportedModelError: some are missing, as layers of the module were replaced, or have other shapes.
+    """
+    weights = named({name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}).state
     if vit.pos_embed is not None and vit.pos_embed.shape[1] < weights["pos_embed"].shape[1]:
         # The position of the class token is added to it, or where there is none to every patch.
         first, weights["pos_embed"] = weights["pos_embed"][:, :1], weights["pos_embed"][:, 1:]
@@ -175,7 +189,13 @@ def take_weights(vit: Any, module: Any) -> None:
         weights[adding] = weights[adding] + first
     if REGISTERS in weights:
         weights["reg_token"] = weights[REGISTERS]
-    vit.load_state_dict({name: weights[name] for name in vit.state_dict()}, assign=True)
+    weights = {name: weights[name] for name in vit.state_dict() if name in weights}
+    if (fault := misfit(vit, weights)) is not None:
+        raise UnsupportedModelError(
+            f"this {type(module).__name__} is not as its class makes it: {fault} (in timm's names); merge adapters "
+            "such as LoRA's into its layers, and give it before it is quantised or cut"
+        )
+    vit.load_state_dict(weights, assign=True)
     if (config := getattr(module, "config", None)) is not None:
         vit.config = config
         for part in vit.modules():
@@ -196,16 +216,20 @@ def _tensors(outputs: Any) -> Sequence[Tensor]:
 
 @torch.no_grad()
 def check_same(module: Any, vit: Any, run: Callable[[Any, Tensor], Sequence[Tensor]]) -> None:
-    """Compare what both compute of a random image.
+    """Compare what both compute of a random image, the module in fp32, as which the VisionTransformer has its weights.
 
     Raises:
-        UnsupportedModelError: they differ.
+        UnsupportedModelError: they differ, or are not finite.
     """
     weight, was_training = vit.patch_embed.proj.weight, module.training
     image = torch.rand(1, 3, *vit.patch_embed.img_size, generator=torch.Generator().manual_seed(0)).to(weight)
-    expected, actual = (run(network.eval(), image) for network in (module, vit))
+    expected, actual = (run(network.eval(), image) for network in (module.float(), vit))
     module.train(was_training)
     for one, other in zip(expected, actual, strict=True):
+        if not one.isfinite().all():
+            raise UnsupportedModelError(
+                f"this {type(module).__name__} puts out values that are not finite; check its weights"
+            )
         if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max())):
             raise UnsupportedModelError(
                 f"this {type(module).__name__} computes something else than the network of this name that edgevit "

@@ -66,9 +66,12 @@ def adopted(module: Any) -> WindowedBackbone:
         UnsupportedModelError: the size of its images does not divide into windows, or it computes something else.
     """
     config, name = module.config, type(module).__name__
-    side, size, step = config.num_windows, isqrt(module.embeddings.position_embeddings.shape[1] - 1), config.patch_size
-    if size % side:
-        raise UnsupportedModelError(f"this {name} has {size} x {size} patches, expected a multiple of {side} windows")
+    side, patches = config.num_windows, module.embeddings.position_embeddings.shape[1] - 1
+    size, step = isqrt(patches), config.patch_size
+    if size * size != patches or size % side:
+        raise UnsupportedModelError(
+            f"this {name} has {patches} patches, expected as many rows as columns, a multiple of {side} windows"
+        )
     depth = max(i for i, stage in enumerate(module.stage_names) if stage in module.out_features)
     with without_values():
         vit: Any = made(WindowedBackbone, config, size * step, depth=depth)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from small_models import with_embedding
 from torch import nn
 
@@ -81,6 +82,7 @@ class Segmenting(nn.Module):
         self.backbone, self.head = backbone, nn.Conv2d(64, 5, 1)
 
     def forward(self, images):
+        images = images.to(self.backbone.device, self.backbone.dtype)
         tokens = self.backbone(images).last_hidden_state[:, 1:]
         side = images.shape[-1] // self.backbone.config.patch_size
         return self.head(tokens.transpose(1, 2).reshape(images.shape[0], -1, side, side))
@@ -93,6 +95,20 @@ class Values(Segmenting):
     def forward(self, images):
         return super().forward(images).mean((2, 3))
 
+class Masking(Segmenting):
+    def forward(self, images):
+        masked = torch.arange(16) < 8
+        tokens = self.backbone(images, bool_masked_pos=masked.expand(len(images), -1)).last_hidden_state[:, 1:]
+        return self.head(tokens.transpose(1, 2).reshape(images.shape[0], -1, 4, 4))
+
+class Classifying(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.head = ViTModel(ViTConfig(**SIZES)), nn.Linear(64, 5)
+
+    def forward(self, images):
+        return self.head(self.backbone(images).last_hidden_state[:, 0])
+
 def build(kind=Segmenting):
     torch.manual_seed(0)
     return kind(Dinov2Model(Dinov2Config(**SIZES))).eval()
@@ -102,7 +118,29 @@ def pooling():
 
 def values():
     return build(Values)
+
+def masking():
+    module = build(Masking)
+    nn.init.normal_(module.backbone.embeddings.mask_token)
+    return module
+
+def tied():
+    module = build()
+    layers = module.backbone.encoder.layer
+    layers[1].mlp = layers[0].mlp
+    return module
+
+def halved():
+    return build().half()
 """
+REFUSED = {
+    "pooling": "let it read the tokens or maps that backbone returns",
+    "masking": "has another output once its backbone is timm's network .*; call backbone with the images alone",
+    "tied": r"has backbone\.encoder\.layer\.0\.mlp\.\S+ by a second name, backbone\.encoder\.layer\.1",
+    "halved": r"is float16, expected float32: .* call float\(\) on the module",
+    "values": r"return one map .* \(of 5 values, \[images, 5, 1, 1\]\)",
+    "Classifying": "are not those of the ViTModel in it; give the folder that save_pretrained writes",
+}
 
 
 def of_transformers(kind: str, settings: dict[str, Any]) -> Any:
@@ -155,6 +193,14 @@ def test_others_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="computes something else than the network of this name"):
         adopted(changed)
     assert changed.training
+    adapted = of_transformers("Dinov2Model", SIZES)
+    adapted.encoder.layer[0].attention.q_proj = nn.Sequential(adapted.encoder.layer[0].attention.q_proj)
+    with pytest.raises(UnsupportedModelError, match=r"it lacks blocks\.0\.attn\.qkv\.bias.*; merge adapters"):
+        adopted(adapted)
+    broken = of_transformers("Dinov2Model", SIZES)
+    nn.init.constant_(broken.layernorm.weight, torch.nan)
+    with pytest.raises(UnsupportedModelError, match="this Dinov2Model puts out values that are not finite"):
+        adopted(broken)
 
 
 def test_a_head_on_the_tokens_of_a_model_is_cut_around_it(tmp_path: Path) -> None:
@@ -165,10 +211,18 @@ def test_a_head_on_the_tokens_of_a_model_is_cut_around_it(tmp_path: Path) -> Non
     with torch.no_grad():
         torch.testing.assert_close(opened(images), module(images), rtol=1e-4, atol=1e-5)
     assert opened.family.read == (2,) and opened.geometry.fixed_embed is None
-    with pytest.raises(UnsupportedModelError, match="let it read the tokens or maps that backbone returns"):
-        open_network(f"{tmp_path / 'segmenting.py'}:pooling")
-    with pytest.raises(UnsupportedModelError, match=r"return one map .* \(of 5 values, \[images, 5, 1, 1\]\)"):
-        open_network(f"{tmp_path / 'segmenting.py'}:values")
+    # A function may build it in half precision, and its weights come from a file.
+    save_file(module.state_dict(), tmp_path / "weights.safetensors")
+    filled: Any = open_network(f"{tmp_path / 'segmenting.py'}:halved", checkpoint=tmp_path / "weights.safetensors")
+    with torch.no_grad():
+        torch.testing.assert_close(filled(images), opened(images))
+
+
+@pytest.mark.parametrize(("function", "message"), REFUSED.items(), ids=REFUSED)
+def test_a_head_that_needs_more_of_a_model_is_refused(function: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "segmenting.py").write_text(SEGMENTING)
+    with pytest.raises(UnsupportedModelError, match=message):
+        open_network(f"{tmp_path / 'segmenting.py'}:{function}")
 
 
 def test_depth_anything_is_cut_and_read_from_its_folder(tmp_path: Path) -> None:

@@ -124,8 +124,9 @@ def test_maps_are_given_as_a_tuple_where_the_backbone_gives_one() -> None:
 def test_others_are_refused() -> None:
     assert not is_windowed(backbone_of_transformers(use_swiglu_ffn=True))
     assert not is_windowed(backbone_of_transformers(reshape_hidden_states=False))
-    with pytest.raises(UnsupportedModelError, match="has 8 x 8 patches, expected a multiple of 3 windows"):
-        adopted(backbone_of_transformers(num_windows=3))
+    for changes, patches in (({"num_windows": 3}, "64 .* 3 windows"), ({"image_size": [64, 96]}, "96 .* 2 windows")):
+        with pytest.raises(UnsupportedModelError, match=f"has {patches}"):
+            adopted(backbone_of_transformers(**changes))
     changed = backbone_of_transformers()
     changed.encoder.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 1.5,))
     with pytest.raises(UnsupportedModelError, match="computes something else than the network of this name"):
