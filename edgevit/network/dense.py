@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from edgevit.errors import UnsupportedModelError
+from edgevit.errors import UnsupportedModelError, is_out_of_memory
 from edgevit.network.anatomy import Axis, Block, BlockDims, Decoder
 from edgevit.network.builder import Builder
 from edgevit.network.copies import bare_copy
@@ -338,6 +338,8 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor, original: T
         try:
             expected = module(images)
         except Exception as error:  # the user's code may raise anything; it ran with the network that was replaced
+            if is_out_of_memory(error):
+                raise
             raise UnsupportedModelError(
                 f"{noun} raises {type(error).__name__} ({first_line(error, 100)}) once its {path} is timm's network of "
                 f"the same weights; let it read the tokens or maps that {path} returns, and nothing else of it"
@@ -368,6 +370,8 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor, original: T
     try:
         repeated = family.outputs_after(module, tokens[1:], images)
     except Exception as error:  # the user's code may raise anything
+        if is_out_of_memory(error):
+            raise
         raise UnsupportedModelError(
             f"{noun} raises {type(error).__name__} where the blocks of its {path} return tokens and run none of their "
             f"layers; {_MAY_READ.format(path)}"
@@ -434,7 +438,9 @@ def _reads_alone(
             turns = [torch.eye(width, dtype=torch.float64, device=images.device).roll(1, 0) for width in bases]
             turned = family.with_embedding(module, turns)
             first, expected = family.first_tokens(turned, images), tokens[0].roll(1, -1)
-    except Exception:  # the user's code may raise anything for other shapes
+    except Exception as error:  # the user's code may raise anything for other shapes
+        if is_out_of_memory(error):
+            raise
         return False
     return _are_close(first, expected) and torch.allclose(
         narrowed, outputs, rtol=1e-5, atol=1e-5 * float(outputs.abs().max())

@@ -29,8 +29,8 @@ _BACKBONES = ("Dinov2Backbone", "Dinov2WithRegistersBackbone", "DINOv3ViTBackbon
 _MODELS = ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", "ViTModel")
 
 
-class _PutsOut:
-    """A VisionTransformer that is called as one of transformers, with the images [B, 3, H, W] of one size alone."""
+class Adopted:
+    """A VisionTransformer in place of another program's, called alike, with images [B, 3, H, W] of one size alone."""
 
     config: Any  # that of the original, which networks around it may read, as the next two
 
@@ -52,7 +52,7 @@ class _PutsOut:
         return tokens
 
 
-class _Maps(_PutsOut):
+class _Maps(Adopted):
     depths: tuple[int, ...]  # numbers of the blocks, from 1, after which there is a map; 0: before the first one
     normed: tuple[int, ...]  # those of them to which the last norm is applied
     reshapes: bool  # whether maps are [B, d, h, w], of patches alone
@@ -75,7 +75,7 @@ class _Maps(_PutsOut):
         return patches.transpose(1, 2).reshape(patches.shape[0], -1, *self.patch_embed.grid_size)
 
 
-class _Tokens(_PutsOut):
+class _Tokens(Adopted):
     pools: bool  # whether the class token is put out as pooled
 
     def forward(self: Any, pixel_values: Tensor, output_hidden_states: bool = False, **_: Any) -> Any:

@@ -10,12 +10,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from edgevit.network.copies import without_values
-from edgevit.network.families.vit.backbones import check_same, take_weights
+from edgevit.network.families.vit.backbones import Adopted, check_same, take_weights
 from edgevit.network.families.vit.names import named
 from edgevit.network.weights import mlp_ratio
 
 
-class Dinov2Release(VisionTransformer):  # type: ignore[misc]
+class Dinov2Release(Adopted, VisionTransformer):  # type: ignore[misc]
     """A VisionTransformer that is called as DINOv2's own class, for images of one size."""
 
     def get_intermediate_layers(
@@ -29,11 +29,7 @@ class Dinov2Release(VisionTransformer):  # type: ignore[misc]
         """The patches [B, N, d] or [B, d, h, w] after blocks `n`, from 0, or the last n; with class tokens [B, d]."""
         last = len(self.blocks)
         chosen = range(last - n, last) if isinstance(n, int) else n
-        tokens, after = self._first(x), list[Tensor]()
-        for number, block in enumerate(self.blocks):
-            tokens = block(tokens)
-            if number in chosen:
-                after.append(self.norm(tokens) if norm else tokens)
+        after = [self.norm(tokens) if norm else tokens for i, tokens in enumerate(self.after(x)[1:]) if i in chosen]
         patches, grid = [each[:, 1:] for each in after], tuple(self.patch_embed.grid_size)
         if reshape:
             patches = [each.transpose(1, 2).reshape(each.shape[0], -1, *grid) for each in patches]
@@ -42,9 +38,7 @@ class Dinov2Release(VisionTransformer):  # type: ignore[misc]
 
     def forward_features(self, x: Tensor) -> dict[str, Tensor]:
         """The tokens after the last block, before and behind the last norm, by the names of the release."""
-        tokens = self._first(x)
-        for block in self.blocks:
-            tokens = block(tokens)
+        tokens = self.after(x)[-1]
         normed = self.norm(tokens)
         return {"x_norm_clstoken": normed[:, 0], "x_norm_patchtokens": normed[:, 1:], "x_prenorm": tokens}
 
@@ -52,9 +46,6 @@ class Dinov2Release(VisionTransformer):  # type: ignore[misc]
         """The class token [B, d] behind the last norm, or with `is_training` all of `forward_features`."""
         features = self.forward_features(x)
         return features if is_training else features["x_norm_clstoken"]
-
-    def _first(self, x: Tensor) -> Any:
-        return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
 
 
 def is_dinov2_release(module: Any) -> bool:

@@ -57,7 +57,7 @@ def is_windowed(module: Any) -> bool:
     return plain and config.hidden_act == "gelu" and config.reshape_hidden_states
 
 
-def adopted(module: Any) -> WindowedBackbone:
+def adopted(module: Any) -> Any:
     """Convert such a module to a VisionTransformer of the same maps, for images of the size of its positions.
 
     Blocks after the last map are left out.
@@ -74,7 +74,7 @@ def adopted(module: Any) -> WindowedBackbone:
         )
     depth = max(i for i, stage in enumerate(module.stage_names) if stage in module.out_features)
     with without_values():
-        vit: Any = made(WindowedBackbone, config, size * step, depth=depth)
+        vit = made(WindowedBackbone, config, size * step, depth=depth)
         for number in config.window_block_indexes if side > 1 else ():
             if number < depth:
                 _divide(vit.blocks[number], side * side)
@@ -83,8 +83,7 @@ def adopted(module: Any) -> WindowedBackbone:
     vit.side, vit.num_prefix_tokens, vit.is_plain = side, side * side, not config.return_dict
     check_same(module, vit, lambda network, image: _maps(network(image)))
     vit.train(module.training)
-    windowed: WindowedBackbone = vit
-    return windowed
+    return vit
 
 
 def _divide(block: Any, windows: int) -> None:
