@@ -34,11 +34,7 @@ from benchmarks.markdown import RECORDS, Row, screen, table
 from benchmarks.product import real
 
 RATES = (0.5, 0.3, 0.7, 0.8)
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # those that read no labels
-    "forge": ("forge", {"cut_tokens": "never"}),
-    "snapvit": ("snapvit", {}),
-    "snapvit-corrected": ("snapvit", {"correct": True}),
-}
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {"forge": ("forge", {"cut_tokens": "never"}), **real.WITHOUT_LABELS}
 STEPS = (0, 200)  # of distillation, of forge alone
 RECIPE: dict[str, Any] = {"precision": "bf16"}  # beside what edgevit takes by itself: views, 32 in a step
 PROBES = ("knn", "linear")

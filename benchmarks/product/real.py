@@ -68,6 +68,13 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ("forge", "nuwa", "corp", "torch_pruning", "snapvit", "magnitude")},
     "snapvit-corrected": ("snapvit", {"correct": True}),
 }
+WITHOUT_LABELS: dict[str, tuple[str, dict[str, Any]]] = {  # rivals that can cut a network without classes
+    "snapvit": METHODS["snapvit"],
+    "snapvit-corrected": METHODS["snapvit-corrected"],
+    "nuwa": ("nuwa", {"purification": "none"}),
+    "corp": METHODS["corp"],
+    "magnitude": METHODS["magnitude"],
+}
 TASKS = {
     "drawings": "twelve kinds of drawn animals, food and plants: about 385 training, 45 validation and 107 test images "
     "in each of five folds, variants of a drawing in one fold, no picture twice",

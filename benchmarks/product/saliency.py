@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from benchmarks.product import real, saliency_network
 
 SIZE, PER_CLASS = 112, 20  # pixels, and pictures of each of the twelve kinds
 BOTH, REST_RATE = "forge, decoder too", 0.5
-RATES, METHODS = (0.7, 0.5, 0.3), ("forge", BOTH, "magnitude")
+RATES, METHODS = (0.7, 0.5, 0.3), ("forge", BOTH, *real.WITHOUT_LABELS)
 STEPS = (0, 200)  # of distillation, of `forge` alone
 RECIPE: dict[str, Any] = {"precision": "bf16"}  # beside what edgevit takes by itself: crops, 32 in a step
 FILE = RECORDS / "saliency.json"
@@ -81,38 +80,23 @@ def _images(cache: Path, size: int) -> torch.Tensor:
     return torch.stack([transform(Image.open(file).convert("RGB")) for file in files])
 
 
-def ensure_derived(rate: float, rest_rate: float, steps: int, device: str, cache: Path) -> Path:
+def ensure_derived(method: str, rate: float, steps: int, device: str, cache: Path) -> Path:
     """Derive a network, if the cache has none."""
     import edgevit
     from edgevit.train.settings import Training
 
-    folder, weights = cache / f"saliency-{rate:g}-{rest_rate:g}-{steps}", ensure_network(cache) / f"{SIZE}.safetensors"
+    rest_rate, rival = REST_RATE if method == BOTH else 0.0, f"-{method}" if method in real.WITHOUT_LABELS else ""
+    name, chosen = real.WITHOUT_LABELS.get(method, ("forge", {}))
+    folder = cache / f"saliency{rival}-{rate:g}-{rest_rate:g}-{steps}"
+    weights = ensure_network(cache) / f"{SIZE}.safetensors"
     training = Training(steps=steps, seed=real.SEED, device=device, **(RECIPE if steps else {}))
     if not folder.is_dir():
         edgevit.derive(
             f"{BUILDER}:at_{SIZE}", checkpoint=weights, data=real.ensure_pictures(cache) / "unlabelled",
             output="map:foreground", rate=rate, rest_rate=rest_rate, out=folder, preprocessing={"crop_pct": 1.0},
-            cache=cache / "derivations", training=training,
+            cache=cache / "derivations", training=training, method=name, options=chosen,
         )  # fmt: skip
     return folder
-
-
-def by_magnitude(whole: Any, macs: int) -> Any:
-    """Cut a network to these MACs by the norms of its weights, the same share of each block, without a fit."""
-    blocks = whole.read()
-    for share in torch.linspace(1, 0, 200).tolist():
-        cut = []
-        for block in blocks:
-            a, f = block.attention, block.ffn
-            of_heads = a.wv.flatten(1).norm(dim=1) * a.wo.flatten(1).norm(dim=1)
-            of_neurons = f.w1.norm(dim=1) * f.w2.norm(dim=0)
-            heads = of_heads.topk(max(round(share * a.heads), 1)).indices.sort().values
-            neurons = of_neurons.topk(max(int(share * f.neurons), 8)).indices.sort().values
-            cut.append(replace(block, attention=a.keep(heads.tolist()), ffn=f.keep(neurons)))
-        network = whole.build(cut).eval()
-        if network.geometry.macs(network.dims) <= macs:
-            return network
-    raise ValueError(f"no share of the widths gives {macs} MACs")
 
 
 def derived_row(method: str, rate: float, steps: int, device: str, cache: Path) -> Row:
@@ -122,23 +106,22 @@ def derived_row(method: str, rate: float, steps: int, device: str, cache: Path) 
     from edgevit.network.opening import open_network
     from edgevit.records.model_folder import ModelFolder
 
-    folder = ensure_derived(rate, REST_RATE if method == BOTH else 0.0, steps, device, cache)
+    folder = ensure_derived(method, rate, steps, device, cache)
     record, model = ModelFolder(folder).derivation(), edgevit.load(folder)
     assert record is not None and record.map is not None and record.data is not None
     whole = open_network(f"{BUILDER}:at_{SIZE}", checkpoint=ensure_network(cache) / f"{SIZE}.safetensors")
     assert isinstance(whole, Model)
-    network = by_magnitude(whole, model.spec.macs) if method == "magnitude" else model
     images = _images(cache, SIZE)
     with torch.inference_mode():
-        logits, cut = (torch.cat([net(batch) for batch in torch.split(images, 60)]) for net in (whole, network))
+        logits, cut = (torch.cat([net(batch) for batch in torch.split(images, 60)]) for net in (whole, model))
     return {
         "method": method,
         "rate": rate,
         "steps": steps,
         "kept_step": record.facts.kept_step,
         "base_macs": model.spec.base.macs,
-        "macs": network.geometry.macs(network.dims),
-        "embed": network.geometry.embed,
+        "macs": model.spec.macs,
+        "embed": model.geometry.embed,
         "train_images": record.data.images.train,
         "images": len(images),
         "error": float((logits.sigmoid() - cut.sigmoid()).abs().mean()),

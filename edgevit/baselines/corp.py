@@ -45,6 +45,8 @@ from edgevit.records.model import HEAD_WIDTHS
 
 _TINY = torch.finfo(torch.float64).tiny
 
+NEEDS_LABELS = False
+
 
 @dataclass(frozen=True)
 class Config:

@@ -34,6 +34,8 @@ from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.train.passes import Passes
 
+NEEDS_LABELS = False
+
 
 @dataclass(frozen=True)
 class Config:

@@ -17,7 +17,7 @@ from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.errors import OptionError
 
-CUTS_DETECTORS = True
+NEEDS_LABELS = False
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from edgevit.baselines.common.ranked import Grouping, RankOptions
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 
-CUTS_DETECTORS = True
+NEEDS_LABELS = False
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,6 @@ from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.train.products import multiplies_bf16
 
-CUTS_DETECTORS = True
 NEEDS_LABELS = False
 _SHARES = (0.2, 0.4, 0.6)  # shares of the units' MACs at which a candidate is judged
 _UNITS: tuple[SizeAxis, SizeAxis] = ("heads", "ffn")

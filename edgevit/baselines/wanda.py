@@ -26,6 +26,8 @@ from edgevit.derivation.problem import Derived, Problem
 from edgevit.network.anatomy import Block
 from edgevit.numbers import COUNT, check_number
 
+NEEDS_LABELS = False
+
 
 @dataclass(frozen=True)
 class Config(RankOptions):

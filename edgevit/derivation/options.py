@@ -69,9 +69,8 @@ class MethodDescription:
     summary: str  # the first line of the method's docstring
     options: tuple[MethodOption, ...]
     needs_images: bool  # False: it needs images only if it is asked to train
-    needs_labels: bool  # False: it can cut a network whose outputs are features
+    needs_labels: bool  # False: it can cut a network whose outputs are not classes
     drops_tokens: bool  # whether it drops tokens, so that no head may read those of earlier blocks
-    cuts_detectors: bool  # whether it can cut detectors, with labels where it needs them
 
     @property
     def slices(self) -> bool:
@@ -94,8 +93,7 @@ def describe(name: str) -> MethodDescription:
         raise UnknownNameError("method", name, method_names())
     source = _Source.of(module)
     summary = (ast.get_docstring(source.tree) or "").partition("\n")[0]
-    flags = ("NEEDS_IMAGES", "NEEDS_LABELS", "DROPS_TOKENS", "CUTS_DETECTORS")
-    needs_images, needs_labels, drops_tokens, cuts_detectors = map(source.value, flags)
+    needs_images, needs_labels, drops_tokens = map(source.value, ("NEEDS_IMAGES", "NEEDS_LABELS", "DROPS_TOKENS"))
     return MethodDescription(
         name,
         summary,
@@ -103,7 +101,6 @@ def describe(name: str) -> MethodDescription:
         needs_images is None or ast.literal_eval(needs_images),
         needs_labels is None or ast.literal_eval(needs_labels),
         drops_tokens is not None,
-        cuts_detectors is not None or needs_labels is not None,
     )
 
 

@@ -462,12 +462,8 @@ class Deriving(Request):
         if self.puts_out_classes:
             return
         boxes, weight = self.output == "boxes", self.training.teacher_weight
-
-        def cuts(method: str) -> bool:
-            return describe(method).cuts_detectors if boxes else not describe(method).needs_labels
-
-        if not cuts(self.method):
-            able = " or ".join(filter(cuts, method_names()))
+        if describe(self.method).needs_labels:
+            able = ", ".join(name for name in method_names() if not describe(name).needs_labels)
             reason = "is for detectors" if boxes else "is for images without labels"
             raise OptionError(f"--output {self.output} {reason}, and {self.method} reads labels of classes; try {able}")
         of_classes = {

@@ -30,7 +30,8 @@ and, where they are not as most are:
 
 Read from the source, so that a list of methods imports none of them: the docstring, the Config, NEEDS_IMAGES = False if
 it needs none unless it is asked to train (its task may have none then), DROPS_TOKENS = True if it always drops tokens,
-and CUTS_DETECTORS = True if it reads labels in training alone, or says what else reads them (`reads_labels`).
+and NEEDS_LABELS = False if it reads labels in training alone, or says what else reads them (`reads_labels`): it can
+cut networks that put out features, maps or boxes.
 
 A budget in ms or mJ comes with a cost table (`problem.budget.prices`); `fit` spends every kind of budget.
 

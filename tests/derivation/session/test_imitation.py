@@ -92,6 +92,37 @@ def test_the_features_are_like_the_bases_and_plain_timm_computes_them(
     torch.testing.assert_close(_by_plain_timm(derived.folder, batch), features, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("method", "options", "least"),
+    [
+        ("nuwa", {"purification": "none"}, 0.99), ("corp", {}, 0.99), ("wanda", {}, 0.7), ("magnitude", {}, 0.7),
+        ("random", {}, 0.4), ("dcvit", {}, 0.0),
+    ],
+)  # fmt: skip
+def test_methods_whose_cut_reads_no_labels_cut_features_too(
+    digits_checkpoint: Path, photos: Path, tmp_path: Path, method: str, options: dict[str, Any], least: float
+) -> None:
+    if method in ("nuwa", "corp", "dcvit", "wanda"):
+        options = {**options, "calibration_images": 64}
+    made = derive(digits_checkpoint, photos, tmp_path / "model", method=method, options=options)
+    assert made.model.spec.macs <= 0.51 * made.model.spec.base.macs and not made.model.spec.classes
+    assert made.record.similarity is not None
+    assert made.record.similarity.cosine > least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["vulcan", "magnitude"])
+def test_such_a_method_is_trained_on_the_features_of_the_base(
+    digits_checkpoint: Path, photos: Path, tmp_path: Path, method: str
+) -> None:
+    cut, trained = (
+        derive(digits_checkpoint, photos, tmp_path / f"{steps}", method=method, options={},
+               training=Training(device="cpu", steps=steps, batch_size=32, lr=1e-3))
+        for steps in (0, 60)
+    )  # fmt: skip
+    assert trained.record.similarity.cosine > cut.record.similarity.cosine + 0.03
+
+
 def test_pooled_features_of_a_siglip_are_like_the_bases_and_plain_timm_computes_them(
     photos: Path, tmp_path: Path
 ) -> None:
@@ -412,7 +443,8 @@ def test_a_base_that_puts_out_nothing_but_zeros_is_one_line(
     ("options", "message"),
     [
         ({"classes": "3,7"}, "--classes is for classes"),
-        ({"method": "nuwa"}, "nuwa reads labels of classes; try forge"),
+        ({"method": "taylor"}, "taylor reads labels of classes; try forge, nuwa, vulcan, corp,"),
+        ({"method": "nuwa"}, "images of an output of features have none; try --set nuwa.purification=none"),
         ({"derive_from": "better"}, "--derive-from is for classes"),
         ({"head": "full"}, "--head full is for classes"),
         ({"reject": 0.1}, "--reject is for classes"),

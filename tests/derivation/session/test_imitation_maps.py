@@ -159,8 +159,8 @@ def test_distillation_brings_the_map_nearer(
         ({"output": "map:classes"}, "the map of this base has 1 channel, .*; try --output map:foreground, or"),
         ({"classes": "a,b"}, "--classes is for classes, and the output is map:foreground"),
         (
-            {"method": "nuwa", "options": {}},
-            "--output map:foreground is for images without labels, and nuwa reads labels of classes",
+            {"method": "heart", "options": {}},
+            "--output map:foreground is for images without labels, and heart reads labels of classes",
         ),
     ],
 )

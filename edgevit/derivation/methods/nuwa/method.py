@@ -37,18 +37,18 @@ from edgevit.derivation.realise import realise
 from edgevit.derivation.solve.attention import Spectra, attention_spectra, narrow
 from edgevit.derivation.solve.factorise import Spectrum
 from edgevit.derivation.solve.least_squares import Removal, refit, refittable_mean, removal_in_order, removal_order
-from edgevit.errors import BudgetError
+from edgevit.errors import BudgetError, OptionError
 from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn, SizeAxis, attentions, ffns
 from edgevit.network.copies import bare_copy
 from edgevit.network.cost import Geometry
 from edgevit.network.model import tensors_sha256
 from edgevit.network.network import Network
-from edgevit.network.output import Logits
+from edgevit.network.output import Logits, may_be_varied
 from edgevit.numbers import COUNT, check_number
 from edgevit.records.model import HEAD_WIDTHS, WIDTHS
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 
-CUTS_DETECTORS = True
+NEEDS_LABELS = False
 _HEAD_BIAS = -100.0  # added to the logits of classes outside the task, where the head keeps them
 _ENERGY = 0.93  # share of the squared singular values that attention keeps, as published
 _PUBLISHED: Mapping[str, Any] = {"purification": "always", "purification_steps": 10_000, "neurons": "activation"}
@@ -100,6 +100,11 @@ def search_space(network: Network, config: Config, policy: Policy) -> SearchSpac
 
 def check_options(target: Target, config: Config) -> None:
     check_enough(config.calibration_images, target.images, target.network, "nuwa.calibration_images")
+    if config.purification != "none" and may_be_varied(target.network.output):
+        raise OptionError(
+            f"nuwa purifies by labels, and images of an output of {target.network.output.noun} have none; try "
+            "--set nuwa.purification=none"
+        )
 
 
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:

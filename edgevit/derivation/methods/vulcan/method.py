@@ -49,7 +49,7 @@ from edgevit.records.model import HEAD_WIDTHS
 from edgevit.train.compute import Compute
 from edgevit.train.passes import observed
 
-CUTS_DETECTORS = True
+NEEDS_LABELS = False
 
 
 @dataclass(frozen=True)
