@@ -82,7 +82,8 @@ def test_the_pyramid_is_like_the_bases_and_both_are_judged(derived: Any, file: P
 
 @pytest.mark.parametrize("method", ["corp", "wanda"])
 def test_methods_that_read_no_labels_cut_detectors_too(file: Path, data: Path, tmp_path: Path, method: str) -> None:
-    made = derive(f"{file}:build", data, tmp_path / "model", method=method, options={"calibration_images": 24}, rate=0.1)
+    options = {"calibration_images": 24}
+    made = derive(f"{file}:build", data, tmp_path / "model", method=method, options=options, rate=0.1)
     assert made.model.spec.macs <= 0.91 * made.model.spec.base.macs and made.record.boxes.error < 1
 
 
