@@ -58,9 +58,11 @@ UNLABELLED = (
 UNLABELLED_PICTURES = 300
 FOLDS, SEED, BATCH, SIZE, STORED = 5, 42, 64, 112, 224  # SIZE of the network's images, STORED of the files
 RATES = (0.3, 0.5, 0.7, 0.8)
-# Of distillation: the teacher and its tokens alone, on mirrored pictures, as a few images cannot teach labels.
+# Of distillation: the teacher and its tokens alone, on mirrored pictures, as a few images cannot teach labels; and for
+# every method what forge takes by itself.
 RECIPE: dict[str, Any] = {
     "teacher_weight": 1.0, "token_weight": 10.0, "augment": "flip", "clip_norm": 1.0, "precision": "bf16",
+    "teacher": "restricted", "lr_by_loss": True, "warmup_steps": 15,
 }  # fmt: skip
 # Of the base before it is cut: gentle, as a few hundred images are soon learnt by heart.
 BASE_TRAINING: dict[str, Any] = {"steps": 100, "batch_size": 32, "lr": 1e-5, "augment": "flip", "precision": "bf16"}
