@@ -183,6 +183,8 @@ def _show_imported(console: Console, document: ImportedDocument) -> None:
         f"{len(document.blocks)} blocks and {len(document.norms)} layer normalisations were recognised; TensorRT can "
         f"fuse the attention of {fusable} blocks; the file had sha256 {document.file_sha256[:12]}..."
     )
+    if document.assumed:
+        console.show(document.assumed_text)
 
 
 def curve_table(supernet: SupernetRecord) -> Table:

@@ -202,6 +202,8 @@ def evaluate_files(request: JudgeRequest, progress: Progress | None = None) -> E
     find_device(request.device)
     if ModelFolder(Path(model)).is_imported:
         source = open_imported(Path(model))
+        if source.document.assumed:
+            progress.note(source.document.assumed_text)
         candidate = ModelUnderTest("onnx", source.predictor(request.device), source.subject)
     elif suffix_of(model) == ONNX:
         candidate = open_onnx(Path(model), request.device)

@@ -52,6 +52,7 @@ class ImportedDocument:
     blocks: tuple[ImportedBlock, ...]  # recognised blocks in order; empty: none was recognised
     classes: tuple[TargetClass, ...]  # target classes with their outputs; empty: not stated, or no logits
     preprocessing: PreprocessingFields
+    assumed: tuple[str, ...] = ()  # parts of the preprocessing that nothing states; empty for classes
     rejection: Rejection | None = None
     seed: Seed  # seed of the split of images
     validation_fraction: Fraction
@@ -65,6 +66,11 @@ class ImportedDocument:
     macs: Count | None = None  # MACs of one image; None: an older edgevit did not count them
     params: Count | None = None
     edgevit: str
+
+    @property
+    def assumed_text(self) -> str:
+        """Say what of the preprocessing was assumed, and how to state it."""
+        return f"{', '.join(self.assumed)} of its preprocessing are assumed; import {self.file} again with --mean and so on"
 
     @property
     def output_text(self) -> str:

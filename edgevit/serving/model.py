@@ -77,6 +77,9 @@ def find_served(model: Path, precision: str | None) -> ServedModel:
         OptionError: the engine is not of this precision.
     """
     path = model.absolute()
+    folder = ModelFolder(path) if model.is_dir() else model_of(path)
+    if folder.is_imported and (document := folder.imported()).assumed:
+        raise ExportError(f"what serves a model prepares its images, and {document.assumed_text}")
     if model.is_dir():
         file = find_file(model, precision, "cuda")  # what is served runs on a GPU
         export = ModelFolder(model).export_record()

@@ -40,6 +40,13 @@ def test_a_package_that_cannot_be_made_leaves_nothing(headless_folder: Path, tmp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_whose_preprocessing_is_assumed_is_not_packaged(tmp_path: Path) -> None:
+    edgevit.export(write_vit(tmp_path / "map.onnx", depth=1, output="map"), accuracy=False)
+    message = r"mean, std, crop_pct of its preprocessing are assumed; import map.onnx again with --mean and so on"
+    with pytest.raises(ExportError, match=message):
+        edgevit.package(tmp_path / "map", triton=True, out=tmp_path / "o")
+
+
 def test_an_imported_file_is_packaged_under_the_names_of_its_export(tmp_path: Path) -> None:
     file = write_vit(tmp_path / "foreign.onnx", depth=1)
     edgevit.export(file, accuracy=False, **PREPARED)

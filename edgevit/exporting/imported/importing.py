@@ -36,7 +36,7 @@ from edgevit.exporting.imported.reading import (
     resolve_size,
     select_output,
 )
-from edgevit.exporting.imported.stated import stated_preprocessing
+from edgevit.exporting.imported.stated import ASSUMED, stated_preprocessing
 from edgevit.exporting.imported.structure import Structure, find_structure, name_nodes
 from edgevit.exporting.imported.widening import widen
 from edgevit.exporting.request import OUTPUT_KINDS, FilesRequest
@@ -235,12 +235,13 @@ def _prepared(
     metadata: Mapping[str, str],
     release: ReleaseFacts,
     of_models: Mapping[str, Any],
+    assumes: bool,
     progress: Progress,
-) -> PreprocessingFields:
-    """The preprocessing for the input size of the file; notes the origin of each part."""
+) -> tuple[PreprocessingFields, tuple[str, ...]]:
+    """The preprocessing for the input size of the file, and the parts that are assumed; notes the origin of each."""
     file, size = request.model, resolve_size(request.model, interface, request.input_size)
     options = {**request.preprocessing, "input_size": size, "crop_mode": request.crop_mode}
-    preprocessing, origin = stated_preprocessing(file, metadata, options, release, of_models)
+    preprocessing, origin = stated_preprocessing(file, metadata, options, release, of_models, assumes)
     resolve_size(file, interface, preprocessing["input_size"])
     if size is not None and request.input_size is None:
         origin["input_size"] = "as its input is"
@@ -251,7 +252,14 @@ def _prepared(
     progress.note(
         "preprocessing: " + "; ".join(f"{', '.join(parts)}, {origin_text}" for origin_text, parts in by_origin.items())
     )
-    return preprocessing
+    return preprocessing, tuple(part for part, source in origin.items() if source == ASSUMED)
+
+
+def _has_no_classes(request: FilesRequest, model: onnx.ModelProto) -> bool:
+    """Whether the output is features or a map, by `--output` or by its stated number of axes."""
+    if request.output is not None:
+        return OUTPUT_KINDS[request.output] != "logits"
+    return len(model.graph.output[0].type.tensor_type.shape.dim) > 2
 
 
 def _write_onnx(
@@ -307,7 +315,8 @@ def import_file(
     batch = resolve_batch(file, interface.batch, request.batch)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     release, own = read_release(file.parent), _own_subject(request, metadata)
-    preprocessing = _prepared(request, interface, metadata, release, of_models, progress)
+    assumes = own is None and _has_no_classes(request, model)
+    preprocessing, assumed = _prepared(request, interface, metadata, release, of_models, assumes, progress)
     size = preprocessing["input_size"]
     structure, kind, outputs = _write_onnx(
         request, model, folder.imported_onnx, batch, size, own.output_kind if own else None, tolerance, progress
@@ -332,6 +341,7 @@ def import_file(
         blocks=structure.blocks,
         classes=classes,
         preprocessing=preprocessing,
+        assumed=assumed,
         rejection=subject.rejection,
         seed=subject.seed,
         validation_fraction=subject.validation_fraction,

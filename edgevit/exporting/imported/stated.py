@@ -1,7 +1,8 @@
 """Collect the preprocessing of an ONNX file: from options, else from its metadata, else from JSON files in its folder.
 
 Releases of timm have `config.json` with `pretrained_cfg`, those of transformers `preprocessor_config.json` or
-`processor_config.json`. Nothing is guessed: a missing part is an error that names its option.
+`processor_config.json`. For a classifier a missing part is an error that names its option. For features and maps, whose
+files are judged by how far they agree with the original, ImageNet's is assumed, and the document says so.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from edgevit.errors import CheckpointError, OptionError
 from edgevit.records.kinds import plain
@@ -20,6 +23,10 @@ from edgevit.records.release import PREPROCESSING_KEYS, READER, ReleaseFacts
 _PARTS = (*PREPROCESSING_KEYS, *READING)
 _OPTIONS = {part: f"--{part.replace('_', '-')}" for part in _PARTS}
 _EXAMPLES = {"input_size": "3x224x224", "interpolation": "bicubic", "mean": "0.5", "std": "0.5", "crop_pct": "0.9"}
+ASSUMED = "assumed, as nothing states it"
+_USUAL = {
+    "interpolation": "bicubic", "mean": list(IMAGENET_DEFAULT_MEAN), "std": list(IMAGENET_DEFAULT_STD), "crop_pct": 1.0,
+}  # fmt: skip
 
 _Values = Mapping[str, Any]
 
@@ -37,11 +44,12 @@ def stated_preprocessing(
     options: _Values,
     release: ReleaseFacts,
     of_models: _Values = MappingProxyType({}),
+    assumes: bool = False,
 ) -> tuple[PreprocessingFields, dict[str, str]]:
     """Collect the preprocessing, and the origin of each part of it.
 
     Images are cropped at the centre if only `crop_pct` is stated. `of_models` has what derived models read, which a
-    ready-made model reads too where nothing else is stated.
+    ready-made model reads too where nothing else is stated. With `assumes`, missing parts are ImageNet's but the size.
 
     Raises:
         OptionError: parts are missing; the message names all of them.
@@ -57,6 +65,8 @@ def stated_preprocessing(
         parts_of_file = {part: value for part, value in release.preprocessing.items() if release.origin[part] == name}
         sources.append((f"by {name}", parts_of_file))
     sources.append(("as the derived models", of_models))
+    if assumes:
+        sources.append((ASSUMED, _USUAL))
     for source, parts in sources:
         for part in _PARTS:
             if part not in preprocessing and parts.get(part) is not None:

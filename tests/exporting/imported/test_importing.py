@@ -218,6 +218,20 @@ def test_features_and_maps_are_judged_on_images_without_labels(
     torch.testing.assert_close(seen, run_alone(file, images), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("output", "given"), [("map", None), ("features", "features")])
+def test_images_of_features_and_maps_are_assumed_to_be_prepared_as_imagenets(
+    tmp_path: Path, output: str, given: str | None
+) -> None:
+    file, told = write_vit(tmp_path / "m.onnx", depth=1, output=output), RecordedProgress()
+    folder = take(file, told, data=None, output=given, preprocessing={"std": [0.5] * 3})
+    document = folder.imported()
+    assert document.preprocessing["mean"] == [0.485, 0.456, 0.406] and document.preprocessing["std"] == [0.5] * 3
+    assert document.assumed == ("interpolation", "mean", "crop_pct")
+    assert any("crop_pct 1.0, assumed, as nothing states it" in text for text in told.notes)
+    with pytest.raises(OptionError, match=r"not stated: interpolation, mean, .* missing; give that of its training"):
+        take(write_vit(tmp_path / "c.onnx", depth=1), data=None, preprocessing={"std": [0.5] * 3})
+
+
 def run_alone(file: Path, images: torch.Tensor) -> torch.Tensor:
     import onnxruntime
 
