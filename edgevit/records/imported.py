@@ -70,7 +70,8 @@ class ImportedDocument:
     @property
     def assumed_text(self) -> str:
         """Say what of the preprocessing was assumed, and how to state it."""
-        return f"{', '.join(self.assumed)} of its preprocessing are assumed; import {self.file} again with --mean and so on"
+        assumed = ", ".join(self.assumed)
+        return f"{assumed} of its preprocessing are assumed; import {self.file} again with --mean and so on"
 
     @property
     def output_text(self) -> str:
