@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from edgevit.errors import is_out_of_memory
 from edgevit.network.copies import bare_copy
 from edgevit.network.dense import DenseFamily, returning
 from edgevit.network.detector import Pyramid
@@ -398,6 +399,8 @@ def readers_reached(search: Replay, name: str, chosen: Tensor, sign: int) -> tup
     except NoChain:
         raise
     except Exception as error:  # the user's code may raise anything
+        if is_out_of_memory(error):
+            raise
         raise NoChain(f"decides what is computed: {first_line(error, 80)}") from error
     same_outputs = len(outputs) == len(search.outputs) and all(map(torch.equal, outputs, search.outputs))
     if not same_outputs:
@@ -444,6 +447,8 @@ def _try_cut(search: Replay, chain: NarrowedLayer, keep: Tensor) -> None:
     except NoChain:
         raise
     except Exception as error:  # the user's code may raise anything for other shapes
+        if is_out_of_memory(error):
+            raise
         raise NoChain(f"is combined with something of as many channels: {first_line(error, 60)}") from error
     if len(outputs) != len(search.outputs) or not all(map(are_near, outputs, search.outputs)):
         raise NoChain("changes an output by its number of channels or its weights")

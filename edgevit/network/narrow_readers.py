@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from edgevit.errors import is_out_of_memory
 from edgevit.network.chains import (
     NoChain,
     Replay,
@@ -116,7 +117,9 @@ def read_narrower(network: Network, images: Tensor) -> NarrowReaders | None:
     both = torch.cat([images, torch.randn(images.shape, generator=torch.Generator().manual_seed(0)).to(images)])
     try:
         expected, outputs = (tensors_in(each.module(both)) for each in (network, folded))
-    except Exception:  # the user's code may raise anything for other shapes
+    except Exception as error:  # the user's code may raise anything for other shapes
+        if is_out_of_memory(error):
+            raise
         return None
     if len(outputs) != len(expected) or not all(map(are_near, outputs, expected)):
         return None

@@ -169,6 +169,15 @@ class Volatile(Head):
     def head(self, x):
         return self.b(self.scale(self.a(x)))
 
+class Hungry(Head):
+    left = 1000  # runs until memory is full
+
+    def head(self, x):
+        type(self).left -= 1
+        if self.left < 0:
+            raise torch.OutOfMemoryError("CUDA is full")
+        return self.b(F.relu(self.a(x)))
+
 class Before(Head):
     def more(self):
         self.a, self.b = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 8, stride=8)
@@ -189,6 +198,17 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(file: Path, function: str) -> Any:
     return open_network(f"{file}:{function}").eval()  # type: ignore[union-attr]
+
+
+def test_memory_that_runs_out_is_no_fault_of_a_layer(file: Path) -> None:
+    network = opened(file, "Hungry")
+    hungry = type(network.module)
+    hungry.left = 1000
+    assert "a" in {chain.layer for chain in find_chains(network, IMAGES).found}
+    for runs in range(1000 - hungry.left):
+        hungry.left = runs
+        with pytest.raises(torch.OutOfMemoryError):
+            find_chains(network, IMAGES)
 
 
 @pytest.mark.parametrize(
