@@ -329,12 +329,18 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor, original: T
     Raises:
         UnsupportedModelError: it is not.
     """
-    path, noun, calls = family.path, f"this {type(module).__name__}", list[nn.Module]()
+    path, noun, calls, differentiable = family.path, f"this {type(module).__name__}", list[nn.Module](), list[bool]()
     blocks = family.blocks(module)
     layers = [block.module for block in blocks]
+
+    def record(layer: nn.Module, *_: object) -> None:
+        calls.append(layer)
+        differentiable.append(torch.is_grad_enabled())
+
     with ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())  # in inference mode, no graph is recorded
         for layer in layers:
-            stack.callback(layer.register_forward_hook(lambda module, *_: calls.append(module)).remove)
+            stack.enter_context(layer.register_forward_hook(record))
         try:
             expected = module(images)
         except Exception as error:  # the user's code may raise anything; it ran with the network that was replaced
@@ -353,6 +359,11 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor, original: T
         raise UnsupportedModelError(
             f"{noun} runs {len(calls)} blocks of its {path}, expected each of the {len(layers)} once, in order; call "
             f"{path} once, with all of its blocks"
+        )
+    if not all(differentiable):
+        raise UnsupportedModelError(
+            f"{noun} runs its {path} without gradients, by which it is cut and trained; call {path} outside of "
+            "torch.no_grad, and the layers that read it after that"
         )
     first = family.first_tokens(module, images)
     tokens = [first]

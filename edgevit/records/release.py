@@ -218,7 +218,7 @@ def _labels(config: _Content, file: Path) -> tuple[str, ...]:
 
 
 # transformers' names of activations, and timm's where it is not timm's default.
-_ACTIVATIONS = {"gelu": None, "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu",
+ACTIVATIONS = {"gelu": None, "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu",
                "relu": "relu", "silu": "silu", "swish": "silu"}  # fmt: skip
 
 
@@ -273,10 +273,10 @@ def _arguments(config: _Content, file: Path) -> _Content:
         arguments["global_pool"] = pool
     if type(heads := config.get("num_attention_heads")) is int:
         arguments["num_heads"] = heads
-        if (activation := str(config.get("hidden_act", "gelu"))) not in _ACTIVATIONS:
-            raise CheckpointError(f"{file} has {activation!r} as hidden_act, expected one of {', '.join(_ACTIVATIONS)}")
-        if _ACTIVATIONS[activation] is not None:
-            arguments["act_layer"] = _ACTIVATIONS[activation]
+        if (activation := str(config.get("hidden_act", "gelu"))) not in ACTIVATIONS:
+            raise CheckpointError(f"{file} has {activation!r} as hidden_act, expected one of {', '.join(ACTIVATIONS)}")
+        if ACTIVATIONS[activation] is not None:
+            arguments["act_layer"] = ACTIVATIONS[activation]
     if config.get("model_type") == "bert":
         if (positions := config.get("position_embedding_type", "absolute")) != "absolute":
             raise CheckpointError(f"{file} has {positions!r} as position_embedding_type, expected 'absolute'")

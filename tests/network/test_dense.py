@@ -178,6 +178,7 @@ def test_a_folder_from_elsewhere_runs_no_code_unasked(
         ("Shallow", "does not depend on blocks after the first 2 of the 3 of its backbone; make backbone with these 2"),
         ("Early", "runs 1 blocks of its backbone, expected each of the 3 once"),
         ("Resized", "gives its backbone 65 tokens, and by its img_size it has 17"),
+        ("Frozen", r"runs its backbone without gradients, .*; call backbone outside of torch\.no_grad"),
         ("Two", "must contain one network of .*, and has first.backbone, second.backbone"),
         ("Without", r"must contain one network of .* \(timm's .*, and has none"),
         ("Tokens", r"or return one map \[images, channels, height, width\]"),

@@ -121,6 +121,12 @@ class Shallow(Depth):
         (x,) = self.backbone.forward_intermediates(images, indices=[1], intermediates_only=True)
         return x
 
+class Frozen(Depth):
+    def forward(self, images):
+        with torch.no_grad():
+            tokens = self.backbone.forward_features(images)
+        return self.last(tokens[:, 1:, :8].transpose(1, 2).unflatten(2, (4, 4)))
+
 class Bound(Depth):
     def __init__(self):
         super().__init__()

@@ -22,11 +22,18 @@ from edgevit.network.families.vit.names import named
 from edgevit.network.families.vit.rotary import WithoutPositions
 from edgevit.network.families.vit.shapes import REGISTERS
 from edgevit.network.weights import misfit, mlp_ratio
+from edgevit.records.release import ACTIVATIONS
 
 _MODULES = "transformers.models."
 _OUTPUTS = "transformers.modeling_outputs"
 _BACKBONES = ("Dinov2Backbone", "Dinov2WithRegistersBackbone", "DINOv3ViTBackbone", "VitPoseBackbone")
-_MODELS = ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", "ViTModel")
+# Which have a norm before the first block; their last tokens are those before the last norm.
+_CLIPS = ("CLIPVisionModel", "CLIPSegVisionModel", "OwlViTVisionTransformer", "Owlv2VisionTransformer")
+_MODELS = (
+    "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", "ViTModel", "DPTModel", "SiglipVisionModel", *_CLIPS,
+)  # fmt: skip
+_WITHOUT_CLASS = ("VitPoseBackbone", "SiglipVisionModel")
+_OTHERWISE_POOLED = ("ViTModel", "DPTModel")  # by a layer that timm does not have
 
 
 class Adopted:
@@ -76,15 +83,24 @@ class _Maps(Adopted):
 
 
 class _Tokens(Adopted):
-    pools: bool  # whether the class token is put out as pooled
+    is_normed: bool  # whether the last tokens are put out behind the last norm
+    pools: bool  # whether a pooled token is put out: that of the attention pooling, or else the class token
+
+    @property
+    def post_layernorm(self: Any) -> nn.Module:
+        """The last norm, which an OWL-ViT applies to what this puts out."""
+        norm: nn.Module = self.norm
+        return norm
 
     def forward(self: Any, pixel_values: Tensor, output_hidden_states: bool = False, **_: Any) -> Any:
-        """Compute the tokens [B, N, d] behind the last norm, and if asked for those after each block."""
+        """Compute the last tokens [B, N, d], the pooled one [B, d], and if asked for the tokens after each block."""
         after = self.after(pixel_values)
-        last = self.norm(after[-1])
+        normed, pooled = self.norm(after[-1]), None
+        if self.pools:
+            pooled = normed[:, 0] if self.attn_pool is None else self.attn_pool(normed)
         return sys.modules[_OUTPUTS].BaseModelOutputWithPooling(
-            last_hidden_state=last,
-            pooler_output=last[:, 0] if self.pools else None,
+            last_hidden_state=normed if self.is_normed else after[-1],
+            pooler_output=pooled,
             hidden_states=tuple(after) if output_hidden_states else None,
         )
 
@@ -115,13 +131,13 @@ def is_backbone(module: Any) -> bool:
         biases = (config.query_bias == config.value_bias, config.proj_bias, config.mlp_bias)
         return config.hidden_act == "gelu" and not config.use_gated_mlp and all(biases)
     others = getattr(config, "use_swiglu_ffn", False) or getattr(config, "num_experts", 1) > 1
-    return config.hidden_act == "gelu" and not others
+    return config.hidden_act in ACTIVATIONS and not others and not getattr(config, "is_hybrid", False)
 
 
 def adopted(module: Any) -> VisionTransformer:
     """Convert such a module to a VisionTransformer of the same outputs, for images of the size in its configuration.
 
-    A ViTModel's pooled token is left out.
+    The pooled token of a ViTModel or a DPTModel is left out.
 
     Raises:
         UnsupportedModelError: it computes something else.
@@ -133,12 +149,13 @@ def adopted(module: Any) -> VisionTransformer:
             vit = _rotary(RotaryFeatureMaps if name in _BACKBONES else RotaryLastTokens, config)
         else:
             kind = FeatureMaps if name in _BACKBONES else LastTokens
-            is_pose, registers = name == "VitPoseBackbone", getattr(config, "num_register_tokens", 0)
+            has_class, registers = name not in _WITHOUT_CLASS, getattr(config, "num_register_tokens", 0)
+            pool = "map" if getattr(module, "use_head", False) else "token" if has_class else ""
             vit = made(
-                kind, config, config.image_size, class_token=not is_pose, global_pool="" if is_pose else "token",
-                reg_tokens=registers, no_embed_class=registers > 0,
+                kind, config, config.image_size, class_token=has_class, global_pool=pool, reg_tokens=registers,
+                no_embed_class=registers > 0, pre_norm=name in _CLIPS,
             )  # fmt: skip
-            if is_pose:
+            if name == "VitPoseBackbone":
                 vit.patch_embed.proj.padding = module.embeddings.patch_embeddings.projection.padding
     take_weights(vit, module)
     if name in _BACKBONES:
@@ -148,8 +165,9 @@ def adopted(module: Any) -> VisionTransformer:
         if name == "DINOv3ViTBackbone":  # whose last map is always normalised
             vit.normed = (*vit.normed, len(vit.blocks))
     else:
-        vit.pools = name != "ViTModel"
-    check_same(module, vit, lambda network, image: _tensors(network(image)))
+        vit.is_normed = name not in _CLIPS
+        vit.pools = name not in _OTHERWISE_POOLED and bool(vit.global_pool)
+    check_same(module, vit, lambda network, image: _tensors(network(image), pooled=getattr(vit, "pools", False)))
     vit.train(module.training)
     return vit
 
@@ -159,8 +177,9 @@ def made(kind: Callable[..., Any], config: Any, size: Any, *, depth: int | None 
     ratio = getattr(config, "mlp_ratio", None) or mlp_ratio(config.intermediate_size, config.hidden_size)
     return kind(
         img_size=size, patch_size=config.patch_size, embed_dim=config.hidden_size,
-        depth=depth or config.num_hidden_layers, num_heads=config.num_attention_heads, qkv_bias=config.qkv_bias,
-        mlp_ratio=ratio, init_values=1.0 if hasattr(config, "layerscale_value") else None, num_classes=0, **arguments,
+        depth=depth or config.num_hidden_layers, num_heads=config.num_attention_heads,
+        qkv_bias=getattr(config, "qkv_bias", True), mlp_ratio=ratio, act_layer=ACTIVATIONS[config.hidden_act],
+        init_values=1.0 if hasattr(config, "layerscale_value") else None, num_classes=0, **arguments,
     )  # fmt: skip
 
 
@@ -209,9 +228,11 @@ def set_depths(vit: Any, module: Any) -> None:
     vit.normed = vit.depths if getattr(module.config, "apply_layernorm", True) else ()
 
 
-def _tensors(outputs: Any) -> Sequence[Tensor]:
-    maps = getattr(outputs, "feature_maps", None)
-    return [outputs.last_hidden_state] if maps is None else maps
+def _tensors(outputs: Any, *, pooled: bool) -> Sequence[Tensor]:
+    if hasattr(outputs, "feature_maps"):
+        maps: Sequence[Tensor] = outputs.feature_maps
+        return maps
+    return [outputs.last_hidden_state, *([outputs.pooler_output] if pooled else [])]
 
 
 @torch.no_grad()

@@ -69,7 +69,7 @@ _HUGGING_FACE_TOWER = [  # of CLIP and SigLIP, whose text towers are left out
     (r"^embeddings\.class_embedding$", "cls_token"),
     (r"^embeddings\.patch_embedding\.", "patch_embed.proj."),
     (r"^embeddings\.position_embedding\.weight$", "pos_embed"),
-    (r"^pre_layrnorm\.", "norm_pre."),
+    (r"^pre_lay(r|er)norm\.", "norm_pre."),  # of CLIP, and of OWL-ViT
     (r"^post_layernorm\.", "norm."),
     (r"^encoder\.layers\.(\d+)\.", r"blocks.\1."),
     (r"\.layer_norm([12])\.", r".norm\1."),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from small_models import with_embedding
+from small_models import slimmed, with_embedding
 from torch import nn
 
 from edgevit.errors import UnsupportedModelError
@@ -68,6 +68,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "registers": ("Dinov2WithRegisters", {**SIZES, "num_register_tokens": 4}),
     "DINOv3": ("DINOv3ViT", {**SIZES, "num_register_tokens": 4, "intermediate_size": 96}),
     "ViT": ("ViT", {**SIZES, "intermediate_size": 96}),
+    "CLIP": ("CLIPVision", {**SIZES, "intermediate_size": 96}),
+    "CLIP, GELU": ("CLIPVision", {**SIZES, "hidden_act": "gelu", "layer_norm_eps": 1e-3}),
+    "CLIPSeg": ("CLIPSegVision", SIZES),
+    "OWL-ViT": ("OwlViTVision", SIZES),
+    "OWLv2": ("Owlv2Vision", SIZES),
+    "SigLIP": ("SiglipVision", {**SIZES, "intermediate_size": 96}),
+    "SigLIP, not pooled": ("SiglipVision", {**SIZES, "vision_use_head": False}),
+    "DPT": ("DPT", {**SIZES, "qkv_bias": False}),
 }
 SEGMENTING = """
 import torch
@@ -133,6 +141,108 @@ def tied():
 def halved():
     return build().half()
 """
+TEXTS = {
+    "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+# What reads the tokens or the pooled token of an image tower, most beside a text tower with blocks of the same classes.
+TOWERS = f"""
+import torch
+import transformers
+from torch import nn
+
+IMAGES, TEXTS, IDS = {SIZES!r}, {TEXTS!r}, torch.tensor([[3, 2], [4, 2], [5, 2]])
+
+class Features(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.vision, self.layer_norm = net.owlvit.vision_model, net.layer_norm
+
+    def forward(self, images):
+        tokens = self.vision.post_layernorm(self.vision(images).last_hidden_state)
+        return self.layer_norm(tokens[:, 1:] * tokens[:, :1])
+
+class Detector(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.backbone, self.class_head, self.box_head = Features(net), net.class_head, net.box_head
+        self.register_buffer("queries", net.owlvit.get_text_features(IDS).pooler_output.detach())
+        self.register_buffer("places", net.box_bias)
+
+    def forward(self, images):
+        tokens = self.backbone(images)
+        logits, _ = self.class_head(tokens, self.queries.expand(tokens.shape[0], -1, -1), None)
+        scores, labels = logits.sigmoid().max(-1)
+        centre, size = (self.box_head(tokens) + self.places).sigmoid().split(2, -1)
+        boxes = torch.cat([centre - size / 2, centre + size / 2], -1) * images.shape[-1]
+        return [{{"boxes": b, "scores": s, "labels": l}} for b, s, l in zip(boxes, scores, labels)]
+
+class Whole(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.register_buffer("texts", self.of_texts().pooler_output.detach())
+
+    def of_texts(self):
+        return self.net.get_text_features(IDS)
+
+class Choosing(Whole):
+    def forward(self, images):
+        return (self.net.get_image_features(images).pooler_output @ self.texts.T)[:, :, None, None]
+
+class Segmenting(Whole):
+    def of_texts(self):
+        return self.net.clip.get_text_features(IDS[:1])
+
+    def forward(self, images):
+        texts = self.texts.expand(images.shape[0], -1)
+        states = self.net.clip.vision_model(images, output_hidden_states=True).hidden_states
+        return self.net.decoder([states[i + 1] for i in self.net.extract_layers], texts).logits[:, None]
+
+class Depth(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, images):
+        return self.net(pixel_values=images).predicted_depth[:, None]
+
+def made(net, kind):
+    torch.manual_seed(0)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return kind(net.eval()).eval()
+
+def towers(kind, **more):
+    config = getattr(transformers, f"{{kind}}Config")
+    return config(vision_config=IMAGES, text_config=TEXTS, projection_dim=64, **more)
+
+def boxes():
+    return made(transformers.OwlViTForObjectDetection(towers("OwlViT")), Detector)
+
+def clip():
+    return made(transformers.CLIPModel(towers("CLIP")), Choosing)
+
+def siglip():
+    return made(transformers.SiglipModel(towers("Siglip")), Choosing)
+
+def segments():
+    parts = {{"extract_layers": [0, 2], "reduce_dim": 16, "decoder_num_attention_heads": 2}}
+    return made(transformers.CLIPSegForImageSegmentation(towers("CLIPSeg", **parts)), Segmenting)
+
+def depth():
+    sizes = {{"neck_hidden_sizes": [8, 8], "reassemble_factors": [2, 1], "fusion_hidden_size": 8}}
+    config = transformers.DPTConfig(**IMAGES, **sizes, backbone_out_indices=[0, 2], head_in_index=-1)
+    return made(transformers.DPTForDepthEstimation(config), Depth)
+"""
+# The function, the place of the image tower, and the blocks that are read.
+TOWER_PLACES = {
+    "boxes": ("detector.module.backbone.vision", (2,)),
+    "clip": ("net.vision_model", (2,)),
+    "siglip": ("net.vision_model", (2,)),
+    "segments": ("net.clip.vision_model", (0, 2)),
+    "depth": ("net.dpt", (0, 2)),
+}
 REFUSED = {
     "pooling": "let it read the tokens or maps that backbone returns",
     "masking": "has another output once its backbone is timm's network .*; call backbone with the images alone",
@@ -171,6 +281,7 @@ def test_a_backbone_puts_out_the_same_maps(kind: str, settings: dict[str, Any]) 
 @pytest.mark.parametrize(("kind", "settings"), MODELS.values(), ids=MODELS)
 def test_a_model_puts_out_the_same_tokens(kind: str, settings: dict[str, Any]) -> None:
     model = of_transformers(f"{kind}Model", settings)
+    model = getattr(model, "vision_model", model)  # of an OWL-ViT
     assert is_backbone(model)
     images = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
@@ -178,7 +289,7 @@ def test_a_model_puts_out_the_same_tokens(kind: str, settings: dict[str, Any]) -
     torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(found.hidden_states[:3], expected.hidden_states[:3], rtol=1e-5, atol=1e-4)
-    if kind == "ViT":  # its pooled token is another layer's
+    if kind in ("ViT", "DPT"):  # whose pooled token is another layer's
         assert found.pooler_output is None
     else:
         torch.testing.assert_close(found.pooler_output, expected.pooler_output, rtol=1e-5, atol=1e-4)
@@ -187,6 +298,9 @@ def test_a_model_puts_out_the_same_tokens(kind: str, settings: dict[str, Any]) -
 def test_others_are_refused() -> None:
     for kind, change in (("Dinov2Model", {"use_swiglu_ffn": True}), ("DINOv3ViTModel", {"query_bias": False})):
         assert not is_backbone(of_transformers(kind, {**SIZES, **change}))
+    assert not is_backbone(of_transformers("DPTModel", {**SIZES, "is_hybrid": True}))
+    for kind in ("CLIP", "CLIPSeg", "OwlViT", "Siglip"):
+        assert not any(map(is_backbone, of_transformers(f"{kind}TextModel", TEXTS).modules()))
     assert not is_backbone(nn.Linear(3, 3))
     changed = of_transformers("Dinov2Model", SIZES).train()
     changed.embeddings.register_forward_hook(lambda module, inputs, tokens: 2 * tokens)
@@ -223,6 +337,22 @@ def test_a_head_that_needs_more_of_a_model_is_refused(function: str, message: st
     (tmp_path / "segmenting.py").write_text(SEGMENTING)
     with pytest.raises(UnsupportedModelError, match=message):
         open_network(f"{tmp_path / 'segmenting.py'}:{function}")
+
+
+@pytest.mark.parametrize("function", TOWER_PLACES)
+def test_an_image_tower_is_cut_in_its_network_and_read_from_its_folder(function: str, tmp_path: Path) -> None:
+    (tmp_path / "towers.py").write_text(TOWERS)
+    opened: Any = open_network(f"{tmp_path / 'towers.py'}:{function}")
+    module = runpy.run_path(str(tmp_path / "towers.py"))[function]()
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        found = opened.module.detect(images) if function == "boxes" else opened(images)
+        torch.testing.assert_close(found, module(images), rtol=1e-4, atol=1e-4)
+    assert (opened.family.path, opened.family.read) == TOWER_PLACES[function]
+    slim = slimmed(opened, 16, 24)
+    save(Model(slim, derived_spec(opened.spec, slim, "full", ())), tmp_path / "slim")
+    with torch.no_grad():
+        torch.testing.assert_close(load(tmp_path / "slim")(images), slim(images))
 
 
 def test_depth_anything_is_cut_and_read_from_its_folder(tmp_path: Path) -> None:
