@@ -443,8 +443,8 @@ def section() -> str:
 def _on_folds_of_rivals(rows: Sequence[Row]) -> list[str]:
     """What forge loses where its rivals were judged, if it was judged on more folds."""
     sentences = []
-    for task in TASKS:
-        of_task = [row for row in rows if row["task"] == task and not (row["steps"] or row["variant"])]
+    for task, steps, variant in sorted({(row["task"], row["steps"], row["variant"]) for row in rows}):
+        of_task = [row for row in rows if (row["task"], row["steps"], row["variant"]) == (task, steps, variant)]
         cases = {row["method"]: set[tuple[int, float, int]]() for row in of_task}
         for row in of_task:
             cases[row["method"]].add((row["fold"], row["rate"], row["seed"]))
@@ -456,7 +456,8 @@ def _on_folds_of_rivals(rows: Sequence[Row]) -> list[str]:
         if judged and {row["fold"] for row in beside} != {row["fold"] for row in of_forge}:
             points, error = paired(beside)
             sentences.append(
-                f"On the folds and by the seed of its rivals with {task} forge loses {points:.1f} ({error:.1f})."
+                f"On the folds and by the seed of its rivals with {task}{', distilled,' if steps else ''} forge loses "
+                f"{points:.1f} ({error:.1f})."
             )
     return [f"{' '.join(sentences)}\n"] if sentences else []
 
