@@ -114,8 +114,12 @@ def show_sweep(console: Console, folder: Path, sweep: Sweep) -> None:
 
 def _likeness_line(sweep: Sweep) -> str:
     """Say which model the next command distils, where no label says how good it is."""
-    features = sweep.is_of_features
-    least = f"{sweep.near:.0%} {'of the same nearest images' if features else 'agreement'}"
+    features, measure = sweep.is_of_features, "agreement"
+    if features:
+        measure = "of the same nearest images"
+    elif sweep.output == "boxes":
+        measure = "of the base's AP of boxes" if sweep.finds_boxes else "of the pyramid's variance right"
+    least = f"{sweep.near:.0%} {measure}"
     labels = "; with labels, --probe knn,linear compares accuracies" if features else ""
     if all(point.likeness is None for point in sweep.derived):
         return f"{sweep.derived[0].images} test images are too few to compare their nearest: give 100 or more"
@@ -196,6 +200,11 @@ def _quality_columns(sweep: Sweep) -> dict[str, Callable[[SweepPoint], str]]:
         return {"top-1": lambda point: share_text(point.top1, point.images)}
     if sweep.base is not None and sweep.base.probes:
         return {f"top-1 by {name}": partial(_probe_cell, name, sweep.part) for name in sweep.base.probes}
+    if sweep.output == "boxes":
+        return {
+            "AP of boxes": _precision_cell,
+            "error of the pyramid": lambda point: "" if point.boxes is None else f"{point.boxes.error:.2%}",
+        }
     if not sweep.is_of_features:
         agreement = {"agreement": lambda point: "" if point.map is None else f"{point.map.agreement:.1%}"}
         return {**agreement, **_score_columns(sweep)}
@@ -223,6 +232,10 @@ def _score_columns(sweep: Sweep) -> dict[str, Callable[[SweepPoint], str]]:
 def _score_cell(name: str, form: str, point: SweepPoint) -> str:
     value = getattr(point.targets, name, None)
     return "-" if value is None else format(value, form)
+
+
+def _precision_cell(point: SweepPoint) -> str:
+    return "-" if point.boxes is None or point.boxes.derived is None else f"{point.boxes.derived.boxes.ap:.1%}"
 
 
 def _probe_cell(name: str, part: JudgedPart, point: SweepPoint) -> str:

@@ -1,7 +1,8 @@
 """sweep.json: the options of a sweep, and the result at each rate.
 
 Classifiers are judged by their answers, and features by those of the probes fitted to them. Without labels, features
-and maps are judged by how like the base's they are, and maps by masks where there are any.
+and maps are judged by how like the base's they are, and maps by masks where there are any; detectors by the average
+precision of their boxes, or without annotations by how near their pyramid is to the base's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from edgevit.data.pairs import Loss, RightCount, loss_of, recalled_text
 from edgevit.errors import SweepError
 from edgevit.records.answers import RightImages
 from edgevit.records.belonging import weights_fault
-from edgevit.records.derivation import JudgedPart, MapRecord, MapScore, Share, SimilarityRecord, StartRecord
+from edgevit.records.derivation import (
+    BoxesRecord,
+    JudgedPart,
+    MapRecord,
+    MapScore,
+    Share,
+    SimilarityRecord,
+    StartRecord,
+)
 from edgevit.records.documents import Reader
 from edgevit.records.kinds import RecordKind, Versions
 from edgevit.records.model import Count, Index, Sha256
@@ -29,7 +38,7 @@ BASE = "base"  # the unpruned base's folder, and its name in tables
 PARTS: tuple[JudgedPart, ...] = ("validation", "test")
 RATES = (0.5, 0.7, 0.8, 0.9, 0.95)
 # Without labels no test says which model is good enough. These likenesses only decide which one the next command names.
-NEAR_FEATURES, NEAR_MAPS = 0.5, 0.9
+NEAR_FEATURES, NEAR_OTHERS = 0.5, 0.9
 _READER = Reader(SweepError, hint="remove it to sweep again: models that are there stay")
 
 
@@ -86,14 +95,25 @@ class SweepPoint(OnImages):
     # Likeness of the model's map to the base's; None: it is the base, or has other outputs.
     map: MapRecord | None = None
     targets: MapScore | None = None  # score of its maps on test images; None: the data has no masks, or others
+    # What the detector and its base find, and how near its pyramid is to the base's; None: it has other outputs.
+    boxes: BoxesRecord | None = None
 
     @property
     def likeness(self) -> Share | None:
-        """Agreement of its outputs with the base's: of maps, or the share of equal neighbours; None: not measured."""
+        """Agreement of its outputs with the base's; None: not measured.
+
+        That of maps, the share of equal neighbours, or the share of the base's average precision of boxes; without
+        annotations, the share of the pyramid's variance that is right.
+        """
         if self.rate is None:
             return 1.0
         if self.map is not None:
             return self.map.agreement
+        if self.boxes is not None:
+            base, derived = self.boxes.base, self.boxes.derived
+            if base is None or derived is None or not base.boxes.ap:
+                return max(1 - self.boxes.error, 0.0)
+            return min(derived.boxes.ap / base.boxes.ap, 1.0)
         return None if self.similarity is None else self.similarity.same_neighbours
 
     def is_of(self, model: ModelFolder) -> bool:
@@ -173,13 +193,19 @@ class Sweep:
         return self.output.startswith("features")
 
     @property
+    def finds_boxes(self) -> bool:
+        """Whether the models are detectors whose base finds annotated objects, by which they are judged."""
+        boxes = self.base and self.base.boxes
+        return bool(boxes and boxes.derived and boxes.derived.boxes.ap)
+
+    @property
     def has_labels(self) -> bool:
         return all(point.right is not None for point in self.points)
 
     @property
     def near(self) -> float:
         """The likeness from which on a model without labels may be chosen."""
-        return NEAR_FEATURES if self.is_of_features else NEAR_MAPS
+        return NEAR_FEATURES if self.is_of_features else NEAR_OTHERS
 
     def chosen(self) -> SweepPoint | None:
         """The smallest model that loses no more than chance; without labels, that is like the base.

@@ -133,11 +133,11 @@ class SweepRequest(Request):
             request.check()
 
     def _check_output(self) -> None:
-        """Refuse detectors, options of classes for features and maps, and probes of anything but features."""
+        """Refuse options of classes for other outputs, and probes of anything but features."""
         check_output(self.output)
-        if self.output == "boxes":
+        if self.output == "boxes" and self.derive_from != "base":
             raise OptionError(
-                "a sweep does not compare detectors yet; derive one at each rate, which tells what it finds"
+                f"--derive-from {self.derive_from}: a sweep cuts a detector as it is; train it by edgevit derive"
             )
         if self.output != OUTPUTS[0]:
             refuse_classes(self.output, {"--split": self.part is not None and not self.probe})
@@ -148,7 +148,9 @@ class SweepRequest(Request):
             check_data(self.data)
 
     def _check_beside(self) -> None:
-        """Refuse --beside where nothing tells how good features or maps are that are not the base's."""
+        """Refuse --beside for detectors, and where nothing tells how good features or maps of another network are."""
+        if self.ready_made and self.output == "boxes":
+            raise OptionError("--beside is for classifiers, features and maps, and the output is boxes; leave it out")
         if self.ready_made and puts_out_features(self.output) and not self.probe:
             raise OptionError(
                 "--beside: features of another network are compared by what they are worth; give --probe knn,linear, "

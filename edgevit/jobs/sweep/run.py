@@ -96,7 +96,9 @@ class _Work:
         assert derivation.data is not None
         point = SweepPoint(folder, rate, None, derivation.data.images.test, *costs, weights_sha256=spec.weights_sha256)
         if rate is not None:
-            point = replace(point, similarity=derivation.similarity, map=derivation.map)
+            point = replace(point, similarity=derivation.similarity, map=derivation.map, boxes=derivation.boxes)
+        elif (boxes := derivation.boxes) is not None:
+            point = replace(point, boxes=replace(boxes, error=0.0, derived=boxes.base))
         if not self.request.probe:
             return point
         probes = self._probed(model, with_labels(reopen(derivation.data, spec.preprocessing)))
@@ -143,7 +145,7 @@ def _model(request: DeriveRequest, _: Results, progress: Progress, derivations: 
     if not folder.is_dir():
         derive_first(request, progress, derivations)
     record = ModelFolder(folder).derivation()
-    judged = record and (record.validation or record.similarity or record.map)
+    judged = record and (record.validation or record.similarity or record.map or record.boxes)
     if record is None or record.data is None or judged is None:
         raise SweepError(f"{folder} does not say how many validation images are right; remove it to derive it again")
     return record
@@ -183,12 +185,12 @@ def sweep(request: SweepRequest, progress: Progress | None = None) -> Sweep:
     """Prune at several rates without training, and compare accuracy, cost and latency with the base.
 
     Features and maps need no labels, and are compared by how like the base's they are; with `probe`, features by
-    classifiers that are fitted to them. `out` gets the models as r0.5 and so on, the base restricted to the classes as
-    base, sweep.json and runs.jsonl. All are evaluated on a `part` of the data that nothing is fitted to: "validation",
-    or "test", which is the default if the base was probably trained on the validation images. Latency is that of the
-    fp32 ONNX files on this machine, measured in turns. The same call continues an interrupted sweep, also with more
-    rates; another `part` derives nothing again. Only the base can be trained, once for all rates, if `derive_from` asks
-    for it.
+    classifiers that are fitted to them; detectors by what they find, where there are annotations. `out` gets the models
+    as r0.5 and so on, the base restricted to the classes as base, sweep.json and runs.jsonl. All are evaluated on a
+    `part` of the data that nothing is fitted to: "validation", or "test", which is the default if the base was probably
+    trained on the validation images. Latency is that of the fp32 ONNX files on this machine, measured in turns. The
+    same call continues an interrupted sweep, also with more rates; another `part` derives nothing again. Only the base
+    of a classifier can be trained, once for all rates, if `derive_from` asks for it.
 
     Raises:
         OptionError: also an unknown option.
@@ -316,7 +318,7 @@ def _with_scores(record: Sweep, work: _Work) -> Sweep:
         DataError: masks are missing, or not of the size of the maps.
     """
     models = DerivedModels.of(ModelFolder(work.out / record.derived[0].folder))
-    if record.is_of_features or work.is_of_classes or not has_masks(models.data.data):
+    if not work.request.output.startswith("map") or not has_masks(models.data.data):
         return record
     try:
         targets = models.targets(models.preprocessing)

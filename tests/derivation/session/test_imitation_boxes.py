@@ -22,6 +22,7 @@ from edgevit.data.sources.coco import CocoImages
 from edgevit.data.task import Split
 from edgevit.derivation.session.imitation import level_units
 from edgevit.errors import DataError, EdgeVitError, OptionError, UnsupportedModelError
+from edgevit.jobs.sweep.record import read_sweep
 from edgevit.network.network import Network
 from edgevit.network.opening import open_network
 from edgevit.network.output import Levels
@@ -440,9 +441,21 @@ def test_other_outputs_and_labels_are_refused(
         derive(f"{file}:{function}", data, tmp_path / "model", **options)
 
 
-def test_a_sweep_of_detectors_is_refused(file: Path, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="a sweep does not compare detectors yet; derive one at each rate"):
-        edgevit.sweep(f"{file}:build", data=data, output="boxes", rates=[0.3], out=tmp_path / "sweep")
+@pytest.mark.slow
+def test_a_sweep_compares_what_detectors_find(
+    file: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["sweep", f"{file}:build", "--data", str(data), "--output", "boxes", "--rates", "0.2,0.6"]
+    command += [text for name, value in OPTIONS.items() for text in ("--set", f"forge.{name}={value}")]
+    shown = CliRunner().invoke(app, [*command, "--device", "cpu", "--out", str(tmp_path / "s")])
+    assert shown.exit_code == 0, shown.output
+    record = read_sweep(tmp_path / "s")
+    base, mild, deep = record.points
+    assert base.boxes.derived == base.boxes.base == mild.boxes.base and mild.boxes.error < deep.boxes.error
+    assert f"{mild.boxes.derived.boxes.ap:.1%}" in shown.output and f"{deep.boxes.error:.2%}" in shown.output
+    assert base.macs > mild.macs > deep.macs and mild.latency.ratio > 0
+    edgevit.report([tmp_path / "s"], output=tmp_path / "page.md")
+    assert "AP of boxes" in (tmp_path / "page.md").read_text()
 
 
 def test_a_class_without_objects_in_the_part_is_refused(derived: Any, data: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from edgevit.errors import SweepError
 from edgevit.jobs.sweep.record import SWEEP_KIND, FinetunedBase, Latency, Sweep, SweepPoint, read_sweep, write_sweep
 from edgevit.records.answers import RightImages
-from edgevit.records.derivation import StartRecord
+from edgevit.records.derivation import BoxesRecord, DetectionRecord, PrecisionRecord, StartRecord
 
 
 def point(rate: float | None, right: int, macs: int) -> SweepPoint:
@@ -33,6 +33,30 @@ def test_the_smallest_model_that_loses_no_more_than_chance_is_chosen() -> None:
     assert sweep_of(BASE, point(0.5, 200, 50)).chosen() is None
     assert sweep_of(BASE, point(0.5, 250, 50), point(0.9, 280, 10)).chosen().rate == 0.9
     assert sweep_of().chosen() is None
+
+
+def found(ap: float) -> DetectionRecord:
+    return DetectionRecord(20, 50, PrecisionRecord(ap, ap, {}))
+
+
+def detector(rate: float | None, macs: int, error: float, ap: float | None = None) -> SweepPoint:
+    base, derived = (None, None) if ap is None else (found(0.4), found(ap))
+    name = "base" if rate is None else f"r{rate:g}"
+    return SweepPoint(name, rate, None, 20, macs, 1, boxes=BoxesRecord(20, error, base, derived))
+
+
+def test_the_smallest_detector_that_finds_nine_tenths_of_what_its_base_finds_is_chosen() -> None:
+    sweep = sweep_of(
+        detector(None, 100, 0, 0.4), detector(0.5, 50, 0.3, 0.42), detector(0.7, 30, 0.2, 0.37),
+        detector(0.9, 10, 0.05, 0.35),
+    )  # fmt: skip
+    assert sweep.finds_boxes and sweep.chosen().rate == 0.7
+    assert [round(point.likeness, 3) for point in sweep.derived] == [1.0, 0.925, 0.875]
+
+
+def test_detectors_without_annotations_are_chosen_by_their_pyramid() -> None:
+    sweep = sweep_of(detector(None, 100, 0), detector(0.5, 50, 0.08), detector(0.9, 10, 1.2))
+    assert not sweep.finds_boxes and sweep.chosen().rate == 0.5 and sweep.derived[1].likeness == 0
 
 
 @pytest.mark.parametrize("images", [50, 80, 120, 200, 250, 600, 800])

@@ -43,6 +43,9 @@ def test_each_rate_is_a_derivation_into_a_folder_of_its_own(asked: SweepRequest,
         ({"derive_from": "better", "base_steps": 0}, OptionError, "--base-steps 0 is not in"),
         ({"base_steps": 9}, OptionError, "--base-steps is for a base that is trained; give --derive-from better, too"),
         ({"training": Training(batch_size=8)}, OptionError, "--batch-size is for a base that is trained"),
+        ({"output": "boxes", "derive_from": "better"}, OptionError, "a sweep cuts a detector as it is; train it by"),
+        ({"output": "boxes", "ready_made": ["m.onnx"]}, OptionError, "--beside is for classifiers, features and maps"),
+        ({"output": "boxes", "probe": ("knn",)}, OptionError, "--probe is for --output features"),
     ],
 )
 def test_what_cannot_be_swept_is_refused(
