@@ -435,8 +435,7 @@ def section() -> str:
             + "\n",
         ],
         "python -m benchmarks.product.real --device cuda",
-        "distilled heads of a third seed, but at 0.7; bases trained from heads of today: those shown began with one "
-        "chosen for the mean of the classes.",
+        "bases trained from heads of today: those shown began with one chosen for the mean of the classes.",
     )
 
 
