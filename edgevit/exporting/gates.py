@@ -31,11 +31,15 @@ OPERATORS = frozenset(
     TopK GatherElements ReduceSum Reciprocal
     """.split()  # noqa: SIM905
 )
-# Operators of heads behind a Vision Transformer, all in TensorRT 8.5 and later.
+# Operators of heads behind a Vision Transformer, all in TensorRT 8.5 and later (docs/operators.md of onnx-tensorrt).
 HEAD_OPERATORS = frozenset(
     """
-    ConvTranspose Resize BatchNormalization InstanceNormalization MaxPool AveragePool GlobalAveragePool
-    LeakyRelu PRelu HardSigmoid HardSwish Clip Pad DepthToSpace Max Min Neg Abs Exp Log Softplus Cast
+    ConvTranspose Resize BatchNormalization InstanceNormalization MaxPool AveragePool GlobalAveragePool GlobalMaxPool
+    LeakyRelu PRelu Elu Selu Celu HardSigmoid HardSwish Softplus Softsign LogSoftmax LpNormalization
+    Clip Pad Tile Flatten DepthToSpace SpaceToDepth GatherND ScatterND ScatterElements Range ConstantOfShape
+    Max Min Mean Sum Neg Abs Sign Exp Log Sin Cos Tan Atan Floor Ceil Round CumSum Einsum Cast
+    ReduceL1 ReduceL2 ReduceMin ReduceProd ReduceSumSquare ReduceLogSum ReduceLogSumExp ArgMax ArgMin
+    Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor Where
     """.split()  # noqa: SIM905
 )
 # Operators that find padding in ids.

@@ -58,15 +58,19 @@ def _attention(  # type: ignore[no-untyped-def]
 
 
 def _layer_norm(input, normalized_shape, weight, bias, eps=1e-5, cudnn_enable=True):  # type: ignore[no-untyped-def]
-    """Translate layer normalisation over the last axis to primitives, for parsers without the operator."""
-    assert len(normalized_shape) == 1 and weight is not None and bias is not None, (
-        "as in every supported Vision Transformer"
-    )
-    axis = op.Constant(value_ints=[-1])
-    centred = op.Sub(input, op.ReduceMean(input, axis))
-    variance = op.ReduceMean(op.Mul(centred, centred), axis)
+    """Translate layer normalisation to primitives, for parsers without the operator."""
+    axes = op.Constant(value_ints=[*range(-len(normalized_shape), 0)])
+    centred = op.Sub(input, op.ReduceMean(input, axes))
+    variance = op.ReduceMean(op.Mul(centred, centred), axes)
     least = op.CastLike(op.Constant(value_float=eps), input)
-    return op.Add(op.Mul(op.Div(centred, op.Sqrt(op.Add(variance, least))), weight), bias)
+    normed = op.Div(centred, op.Sqrt(op.Add(variance, least)))
+    scaled = normed if weight is None else op.Mul(normed, weight)
+    return scaled if bias is None else op.Add(scaled, bias)
+
+
+def _mish(input):  # type: ignore[no-untyped-def]
+    """Translate Mish, which no parser before TensorRT 10 has."""
+    return op.Mul(input, op.Tanh(op.Softplus(input)))
 
 
 def _sort(input, stable=True, dim=-1, descending=False):  # type: ignore[no-untyped-def]
@@ -77,6 +81,7 @@ def _sort(input, stable=True, dim=-1, descending=False):  # type: ignore[no-unty
 def _translations(opset: int) -> dict[Any, Any]:
     table = {
         torch.ops.aten.scaled_dot_product_attention.default: _attention,
+        torch.ops.aten.mish.default: _mish,
         torch.ops.aten.sort.stable: _sort,  # token selection uses it, and the exporter does not know it
     }
     return table if opset >= _NATIVE_LAYER_NORM else {**table, torch.ops.aten.layer_norm.default: _layer_norm}
@@ -89,7 +94,7 @@ def _lower(model: Any, opset: int) -> None:
     got an attribute with the number of its outputs. `check_graph` checks the result by the older rules.
     """
     for node in model.graph:
-        if node.op_type in ("ReduceMean", "ReduceMax") and len(node.inputs) > 1:
+        if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and len(node.inputs) > 1:
             axes = node.inputs[1].const_value.numpy().tolist()
             node.resize_inputs(1)
             node.attributes["axes"] = ir.AttrInt64s("axes", axes)

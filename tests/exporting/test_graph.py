@@ -8,15 +8,17 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from dense_networks import write_depth
 from small_models import random_base, slimmed, with_fewer_tokens
 from torch import nn
 
 from edgevit.errors import ExportError
-from edgevit.exporting.gates import check_graph
+from edgevit.exporting.gates import HEAD_OPERATORS, OPERATORS, check_graph
 from edgevit.exporting.graph import write_onnx
 from edgevit.exporting.onnx import open_model_source
-from edgevit.exporting.session import OnnxModel
+from edgevit.exporting.session import OnnxModel, open_session
 from edgevit.network.classifier import with_features
+from edgevit.network.opening import open_network
 from edgevit.records.export import ExportRecord
 
 pytestmark = pytest.mark.usefixtures("traced_anew")
@@ -47,6 +49,45 @@ def test_no_shape_is_taken_in_part_which_tensorrt_8_would_give_the_whole_of(
     model = onnx.load(path)
     assert not [node for node in model.graph.node if node.op_type == "Shape" and node.attribute]
     torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
+
+
+HEADS = {
+    "normalised": "F.normalize(x, dim=1) + x.abs().sum(1, keepdim=True).log1p() + x.norm(p=1, dim=1, keepdim=True)",
+    "reduced": "x - x.amin(1, keepdim=True) + x.logsumexp(1, keepdim=True) + x.prod(1, keepdim=True)",
+    "angles": "torch.cat([x.sin(), x.cos(), x.atan(), F.elu(x)], 1)[:, ::4] + x.floor() + x.sign()",
+    "classes": "F.log_softmax(x, 1) * ((x.argmax(1, keepdim=True) >= 3).to(x.dtype) + 1)",
+    "masked": "torch.where((x > 0) & ~(x >= 1), x, -x.tile(1, 2, 1, 1)[:, :16]) + "
+    "torch.einsum('bchw,cd->bdhw', x, self.w)",
+    "grouped": "self.group(x).cumsum(2) + F.mish(x) + F.hardswish(x) + F.layer_norm(x, x.shape[1:])",
+}
+
+
+@pytest.mark.quick("normalised-16", "reduced-20")
+@pytest.mark.parametrize("opset", [16, 17, 20])
+@pytest.mark.parametrize("head", HEADS)
+def test_heads_of_usual_layers_are_written_in_operators_of_tensorrt(tmp_path: Path, head: str, opset: int) -> None:
+    text = (
+        write_depth(tmp_path).read_text()
+        + f"""
+class Other(Depth):
+    def __init__(self):
+        super().__init__()
+        self.group, self.last = nn.GroupNorm(4, 16), nn.Conv2d(16, 1, 1)
+        self.w = nn.Parameter(torch.randn(16, 16, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, images):
+        maps = self.backbone.forward_intermediates(images, indices=[0, 2], intermediates_only=True)
+        x = self.reduce(torch.cat(maps, 1))
+        return self.last({HEADS[head]})
+"""
+    )
+    (tmp_path / "other.py").write_text(text)
+    network, path = open_network(f"{tmp_path / 'other.py'}:Other").eval(), tmp_path / "m.onnx"
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    write_onnx(network, path, input_size=(3, 32, 32), batch="dynamic", opset=opset, metadata={})
+    check_graph(path, opset, operators=OPERATORS | HEAD_OPERATORS)
+    (outputs,) = open_session(path).run(None, {"images": images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(outputs), network(images).detach(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
