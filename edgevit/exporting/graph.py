@@ -47,11 +47,17 @@ def _attention(  # type: ignore[no-untyped-def]
     """Translate scaled dot product attention.
 
     The exporter's translation scales Q and K each by the root of the scale and reshapes K by shape arithmetic; NVIDIA's
-    compiler is known to fuse this form.
+    compiler is known to fuse this form. Only what stands around a supported network, such as a text tower, has a mask
+    of booleans, or one that is causal.
     """
-    assert not is_causal, "attention of a supported Vision Transformer is not causal"
     factor = op.CastLike(op.Constant(value_float=scale or query.shape[-1] ** -0.5), query)  # folded by the optimiser
-    scores = op.MatMul(op.Mul(query, factor), op.Transpose(key, perm=[0, 1, 3, 2]))
+    axes = [*range(len(key.shape))]
+    scores = op.MatMul(op.Mul(query, factor), op.Transpose(key, perm=[*axes[:-2], axes[-1], axes[-2]]))
+    if is_causal:
+        attn_mask = op.Constant(value=ir.tensor(np.tri(query.shape[-2], key.shape[-2], dtype=bool)))
+    if is_causal or (attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL):
+        zero, lowest = (op.CastLike(op.Constant(value_float=value), query) for value in (0.0, -np.inf))
+        attn_mask = op.Where(attn_mask, zero, lowest)
     if attn_mask is not None:
         scores = op.Add(scores, attn_mask)
     return op.MatMul(op.Softmax(scores, axis=-1), value)

@@ -401,7 +401,7 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor, original: T
     if (last := family.read[-1] + 1) < len(blocks):
         raise UnsupportedModelError(
             f"the output of {noun} does not depend on blocks after the first {last} of the {len(blocks)} of its "
-            f"{path}; make {path} with these {last} alone"
+            f"{path}; make {path} with these {last} alone, and let the head read the last of them"
         )
     copied = family.build(module, [block.read() for block in blocks])
     without = [0 * t for t in tokens[1:]]  # which blocks return that are run by a second name, too, if it is copied

@@ -240,9 +240,10 @@ def _config(module: Any, network: Network, state: dict[str, Tensor]) -> dict[str
     stated = interchange.stated_arguments(module)
     with without_values():
         usual = create_timm_network(name, stated)
-    sizes, _ = interchange.guessed_arguments(
-        interchange.named(state).state, usual, usual.state_dict(), {*stated, "num_heads"}
-    )
+    weights = interchange.named(state).state
+    # The shapes of a ViT do not tell its heads, which a guess would take to be 64 wide; those of a Swin do.
+    no_guess = stated if "num_heads" in interchange.shape_arguments(weights) else {*stated, "num_heads"}
+    sizes, _ = interchange.guessed_arguments(weights, usual, usual.state_dict(), no_guess)
     ends = network.ends
     settings = resolve_data_config({"input_size": ends.input_size}, model=module)
     return {

@@ -70,8 +70,11 @@ class ImportedDocument:
     @property
     def assumed_text(self) -> str:
         """Say what of the preprocessing was assumed, and how to state it."""
-        assumed = ", ".join(self.assumed)
-        return f"{assumed} of its preprocessing are assumed; import {self.file} again with --mean and so on"
+        parts, options = (", ".join(f"{before}{part}" for part in self.assumed) for before in ("", "--"))
+        return (
+            f"{parts} of its preprocessing are assumed; import {self.file} to another folder with "
+            f"{options.replace('_', '-')}"
+        )
 
     @property
     def output_text(self) -> str:

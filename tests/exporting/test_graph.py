@@ -11,6 +11,7 @@ import torch
 from dense_networks import write_depth
 from small_models import random_base, slimmed, with_fewer_tokens
 from torch import nn
+from torch.nn import functional
 
 from edgevit.errors import ExportError
 from edgevit.exporting.gates import HEAD_OPERATORS, OPERATORS, check_graph
@@ -142,6 +143,23 @@ def test_code_that_takes_the_number_of_images_as_a_constant_is_refused_for_any_b
         write_onnx(network, path, batch="dynamic", **asked)
     write_onnx(network, path, batch=1, **asked)
     assert OnnxModel(path).batch == 1
+
+
+class _Masked(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = x.unflatten(1, (2, -1))
+        mask = torch.tensor([[True, False], [True, True]])
+        apart = functional.scaled_dot_product_attention(parts, parts, parts, attn_mask=mask)  # of three axes
+        parts = apart[:, None]
+        return functional.scaled_dot_product_attention(parts, 2 * parts, parts, is_causal=True).flatten(1)
+
+
+def test_attention_of_a_head_with_a_mask_or_a_causal_one_computes_the_same(tmp_path: Path) -> None:
+    network, path, images = random_base(depth=1), tmp_path / "model.onnx", torch.randn(3, 3, 32, 32)
+    network.module.head_drop = _Masked()
+    write_onnx(network, path, input_size=(3, 32, 32), batch="dynamic", opset=16, metadata={})
+    check_graph(path, 16)
+    torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
 
 
 def test_a_shape_that_is_taken_in_part_is_refused(tmp_path: Path) -> None:

@@ -51,8 +51,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         lambda: timm.create_model("vit_small_patch14_dinov2", img_size=28, depth=2),
         lambda: timm.create_model("vit_small_patch16_dinov3", img_size=32, depth=2),
         lambda: timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=2),
+        lambda: timm.create_model(
+            "swin_tiny_patch4_window7_224", img_size=32, window_size=4, embed_dim=16, depths=(1, 1), num_heads=(2, 4)
+        ),
     ],
-    ids=["timm", "inside", "Network", "own class", "DINOv2", "DINOv3", "distilled"],
+    ids=["timm", "inside", "Network", "own class", "DINOv2", "DINOv3", "distilled", "Swin of other heads"],
 )
 def test_the_folder_of_a_module_opens_as_the_same_function(module: Any) -> None:
     torch.manual_seed(0)

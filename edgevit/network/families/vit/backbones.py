@@ -92,17 +92,29 @@ class _Tokens(Adopted):
         norm: nn.Module = self.norm
         return norm
 
-    def forward(self: Any, pixel_values: Tensor, output_hidden_states: bool = False, **_: Any) -> Any:
-        """Compute the last tokens [B, N, d], the pooled one [B, d], and if asked for the tokens after each block."""
+    def forward(
+        self: Any,
+        pixel_values: Tensor,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **_: Any,
+    ) -> Any:
+        """Compute the last tokens [B, N, d], the pooled one [B, d], and if asked for the tokens after each block.
+
+        What is not given is as the configuration says.
+        """
+        all_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        is_named = self.config.return_dict if return_dict is None else return_dict
         after = self.after(pixel_values)
         normed, pooled = self.norm(after[-1]), None
         if self.pools:
             pooled = normed[:, 0] if self.attn_pool is None else self.attn_pool(normed)
-        return sys.modules[_OUTPUTS].BaseModelOutputWithPooling(
+        outputs = sys.modules[_OUTPUTS].BaseModelOutputWithPooling(
             last_hidden_state=normed if self.is_normed else after[-1],
             pooler_output=pooled,
-            hidden_states=tuple(after) if output_hidden_states else None,
+            hidden_states=tuple(after) if all_states else None,
         )
+        return outputs if is_named else outputs.to_tuple()
 
 
 class FeatureMaps(_Maps, VisionTransformer):  # type: ignore[misc]
@@ -167,7 +179,8 @@ def adopted(module: Any) -> VisionTransformer:
     else:
         vit.is_normed = name not in _CLIPS
         vit.pools = name not in _OTHERWISE_POOLED and bool(vit.global_pool)
-    check_same(module, vit, lambda network, image: _tensors(network(image), pooled=getattr(vit, "pools", False)))
+    pooled = getattr(vit, "pools", False)
+    check_same(module, vit, lambda network, image: _tensors(network(image, return_dict=True), pooled=pooled))
     vit.train(module.training)
     return vit
 

@@ -295,6 +295,16 @@ def test_a_model_puts_out_the_same_tokens(kind: str, settings: dict[str, Any]) -
         torch.testing.assert_close(found.pooler_output, expected.pooler_output, rtol=1e-5, atol=1e-4)
 
 
+def test_what_a_model_puts_out_is_as_its_configuration_or_the_call_says() -> None:
+    model = of_transformers("CLIPVisionModel", {**SIZES, "output_hidden_states": True, "return_dict": False})
+    images, vit = torch.rand(2, 3, 64, 64), adopted(model)
+    with torch.no_grad():
+        for options in ({}, {"return_dict": True}, {"output_hidden_states": False}):
+            expected, found = (network(images, **options) for network in (model, vit))
+            assert type(found) is type(expected) and len(found) == len(expected)
+            torch.testing.assert_close(found[:], expected[:], rtol=1e-5, atol=1e-4)
+
+
 def test_others_are_refused() -> None:
     for kind, change in (("Dinov2Model", {"use_swiglu_ffn": True}), ("DINOv3ViTModel", {"query_bias": False})):
         assert not is_backbone(of_transformers(kind, {**SIZES, **change}))
