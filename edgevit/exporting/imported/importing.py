@@ -241,7 +241,12 @@ def _prepared(
     """The preprocessing for the input size of the file, and the parts that are assumed; notes the origin of each."""
     file, size = request.model, resolve_size(request.model, interface, request.input_size)
     options = {**request.preprocessing, "input_size": size, "crop_mode": request.crop_mode}
-    preprocessing, origin = stated_preprocessing(file, metadata, options, release, of_models, assumes)
+    try:
+        preprocessing, origin = stated_preprocessing(file, metadata, options, release, of_models, assumes)
+    except OptionError as error:
+        if assumes or request.output is not None:
+            raise
+        raise OptionError(f"{error}; if {file} gives features, --output features is enough") from error
     resolve_size(file, interface, preprocessing["input_size"])
     if size is not None and request.input_size is None:
         origin["input_size"] = "as its input is"

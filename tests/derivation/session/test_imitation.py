@@ -123,6 +123,15 @@ def test_such_a_method_is_trained_on_the_features_of_the_base(
     assert trained.record.similarity.cosine > cut.record.similarity.cosine + 0.03
 
 
+def test_nuwa_keeps_its_closed_form_of_features_where_training_leads_away(
+    digits_checkpoint: Path, photos: Path, tmp_path: Path
+) -> None:
+    training = Training(device="cpu", steps=3, batch_size=32, lr=1e-2)
+    options = {"purification": "none", "calibration_images": 64}
+    made = derive(digits_checkpoint, photos, tmp_path / "model", method="nuwa", options=options, training=training)
+    assert made.record.facts.kept_step == 0 and made.record.similarity.cosine > 0.99
+
+
 def test_pooled_features_of_a_siglip_are_like_the_bases_and_plain_timm_computes_them(
     photos: Path, tmp_path: Path
 ) -> None:

@@ -32,7 +32,14 @@ from edgevit.derivation.measure.statistics import BlockStatistics, calibrate, ch
 from edgevit.derivation.method import Method
 from edgevit.derivation.methods.nuwa.purify import purify
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
-from edgevit.derivation.problem import Derived, Problem, distillation_for, score_on_validation, train_for
+from edgevit.derivation.problem import (
+    Derived,
+    Problem,
+    distillation_for,
+    facts_of_training,
+    score_on_validation,
+    train_for,
+)
 from edgevit.derivation.realise import realise
 from edgevit.derivation.solve.attention import Spectra, attention_spectra, narrow
 from edgevit.derivation.solve.factorise import Spectrum
@@ -47,6 +54,7 @@ from edgevit.network.output import Logits, may_be_varied
 from edgevit.numbers import COUNT, check_number
 from edgevit.records.model import HEAD_WIDTHS, WIDTHS
 from edgevit.train.state import load_tensors, reading_state, save_tensors
+from edgevit.train.validation import Keep
 
 NEEDS_LABELS = False
 _HEAD_BIAS = -100.0  # added to the logits of classes outside the task, where the head keeps them
@@ -424,9 +432,14 @@ def derive(problem: Problem, config: Config) -> Derived:
         problem = replace(problem, network=focused)
     cut = _cut_best(problem, config)
     distillation = distillation_for(problem, embed=cut.plan.embed)
-    done = train_for(problem, cut.network, stage="finetune", distillation=distillation)
-    steps = {"steps": done, "steps_planned": problem.training.steps}
-    return Derived(cut.network, cut.plan, {**steps, **cut.facts, "reused": problem.cache.reused})
+    # The paper trains on labels. Where there are none, it can only go away from a good closed form.
+    imitates = may_be_varied(output)
+    keep: Keep = "best" if imitates else "last"
+    done = train_for(problem, cut.network, stage="finetune", distillation=distillation, keep=keep)
+    facts = facts_of_training(problem, "finetune", done)
+    if not imitates:
+        facts = {name: facts[name] for name in ("steps", "steps_planned", "reused")}
+    return Derived(cut.network, cut.plan, {**facts, **cut.facts})
 
 
 METHOD = Method(
