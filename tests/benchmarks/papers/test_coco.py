@@ -23,6 +23,7 @@ from edgevit.network.builder import built
 from edgevit.network.creation import create_timm_network
 from edgevit.network.network import Network
 from edgevit.network.opening import open_network
+from edgevit.network.output import Levels
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 NAMES = ("person", "car", "cat", "dog", "bus", "chair")
@@ -91,7 +92,8 @@ def test_a_rate_out_of_reach_is_told_in_the_table_and_before_an_image_is_read(
 
 
 def test_the_papers_rates_are_within_reach_of_the_default_backbone() -> None:
-    base = Network(create_timm_network(coco_network.NAME, {"img_size": coco_network.SIZE, "num_classes": 0}))
+    module = create_timm_network(coco_network.NAME, {"img_size": coco_network.SIZE, "num_classes": 0})
+    base = Network(module, output=Levels())
     base.spec = SimpleNamespace(macs=base.geometry.macs(base.dims), params=1)
     for rate, method in product(coco.RATES, coco.METHODS):
         assert coco.out_of_reach(base, rate, method) is None
