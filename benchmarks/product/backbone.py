@@ -214,7 +214,8 @@ def section() -> str:
         "tasks, in brackets the standard error over folds, of the mean the range over seeds: twelve kinds of drawings "
         f"(the base has {whole['drawings']}), and ten kinds of clothes, photographs (the base has {whole['clothes']}). "
         f"Beside them the mean cosine to the base's features on {PER_CLASS} test images of each class, which varies "
-        "less from model to model. SnapViT by its description, and with its correction of what stays.",
+        "less from model to model. SnapViT by its description, and with its correction of what stays; NuWa without its "
+        "purification, which reads labels.",
         [table(["MACs gone", "method", *(f"{task}, {name}" for task in FOLDS for name in ("k-NN", "linear")), "mean",
                 *(f"{task}, cosine" for task in FOLDS), "seeds"], lines), *_timing(record.get("timing", ()))],
         "python -m benchmarks.product.backbone",

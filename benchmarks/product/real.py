@@ -461,7 +461,7 @@ def _on_folds_of_rivals(rows: Sequence[Row]) -> list[str]:
                 f"On the folds and by the seed of its rivals with {task}{', distilled,' if steps else ''} forge loses "
                 f"{points:.1f} ({error:.1f})."
             )
-    return [f"{' '.join(sentences)}\n"] if sentences else []
+    return [f"{textwrap.fill(' '.join(sentences), 118)}\n"] if sentences else []
 
 
 def _kind(row: Row) -> tuple[str, int, str, str, int]:
