@@ -415,18 +415,15 @@ def section() -> str:
     timed = "; ".join(f"{model} {' and '.join(ms)}" for model, ms in times.items())
     return screen(
         "What is lost on real weights and few images?",
-        "DINOv2 ViT-S/14 with a head that edgevit fits, of the class token or of that and the mean of the patches, on "
+        "DINOv2 ViT-S/14 with a head that edgevit fits, on "
         + "; and on ".join(f"{TASKS[task]} (`{task}`)" for task in TASKS if any(row["task"] == task for row in rows))
         + ". Points of top-1 below the base, by MACs gone, in brackets the standard error over folds. "
         "`trained`: the base was trained on "
-        f"the classes for {BASE_TRAINING['steps']} steps of {BASE_TRAINING['batch_size']} images "
-        "(`edgevit base --steps`) before it was cut; points are below that. "
-        "`unlabelled`: about 280 drawings of other subjects calibrate and teach, too. forge's rules were chosen by "
-        "looking at two folds of an earlier set of these drawings; how the ridge of a head is chosen, by looking at "
-        "the test images of drawings and cells under three rules. Goals for the drawings were 0.3, 0.8, 2 and 3.5 in "
-        "closed form, and 0, 0.3, 1 and 2 distilled. What is lost beyond them is what a fit to 385 images does not "
-        "know of others: on the clothes, of which there are twice as many, and on the cells at most 1.2 points are "
-        "lost. What was tried is in docs/findings.md.",
+        f"the classes for {BASE_TRAINING['steps']} steps of {BASE_TRAINING['batch_size']} images before it was cut. "
+        "`unlabelled`: about 280 drawings of other subjects calibrate and teach, too. Test images of two folds of "
+        "earlier drawings decided forge's rules, those of drawings and cells how a head's ridge is chosen. Goals for "
+        "the drawings were 0.3, 0.8, 2 and 3.5 in closed form, and 0, 0.3, 1 and 2 distilled. What is lost beyond "
+        "them is what a fit to 385 images does not know of others: on clothes and cells at most 1.2 points are lost.",
         [
             table(["images", "method", "base, %", *(f"{rate:g}" for rate in rates)], lines),
             *_on_folds_of_rivals(rows),
@@ -457,11 +454,10 @@ def _on_folds_of_rivals(rows: Sequence[Row]) -> list[str]:
         beside = [row for row in of_forge if (row["fold"], row["rate"], row["seed"]) in judged]
         if judged and {row["fold"] for row in beside} != {row["fold"] for row in of_forge}:
             points, error = paired(beside)
-            sentences.append(
-                f"On the folds and by the seed of its rivals with {task}{', distilled,' if steps else ''} forge loses "
-                f"{points:.1f} ({error:.1f})."
-            )
-    return [f"{textwrap.fill(' '.join(sentences), 118)}\n"] if sentences else []
+            sentences.append(f"{points:.1f} ({error:.1f}) with {task}{', distilled' if steps else ''}")
+    if not sentences:
+        return []
+    return [f"On the folds and by the seed of its rivals forge loses {' and '.join(sentences)}.\n"]
 
 
 def _kind(row: Row) -> tuple[str, int, str, str, int]:
