@@ -62,7 +62,7 @@ RATES = (0.3, 0.5, 0.7, 0.8)
 # every method what forge takes by itself.
 RECIPE: dict[str, Any] = {
     "teacher_weight": 1.0, "token_weight": 10.0, "augment": "flip", "clip_norm": 1.0, "precision": "bf16",
-    "teacher": "restricted", "lr_by_loss": True, "warmup_steps": 15,
+    "teacher": "restricted", "lr_by_loss": True,
 }  # fmt: skip
 # Of the base before it is cut: gentle, as a few hundred images are soon learnt by heart.
 BASE_TRAINING: dict[str, Any] = {"steps": 100, "batch_size": 32, "lr": 1e-5, "augment": "flip", "precision": "bf16"}
@@ -294,7 +294,7 @@ def _command(*words: str, folder: Path | None = None) -> None:
 def derived_row(settings: Row, device: str, cache: Path) -> Row:
     """Do one derivation and return its row: the settings and what it gave."""
     from edgevit import derive
-    from edgevit.train.settings import Training
+    from edgevit.train.settings import WARMUP, Training
 
     size, steps = settings["size"], settings["steps"]
     task, fold = settings["task"], settings["fold"]
@@ -312,7 +312,7 @@ def derived_row(settings: Row, device: str, cache: Path) -> Row:
             out=Path(scratch) / "model",
             method=METHODS[settings["method"]][0],
             options=METHODS[settings["method"]][1],
-            training=Training(**training, **(RECIPE if steps else {})),
+            training=Training(**training, **({**RECIPE, "warmup_steps": round(WARMUP * steps)} if steps else {})),
             unlabelled=ensure_pictures(cache) / "unlabelled" if "unlabelled" in settings["variant"] else None,
             cache=cache / "derivations",
         )

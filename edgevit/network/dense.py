@@ -316,22 +316,14 @@ def _with_own_network(module: nn.Module, images: Tensor) -> Tensor:
     return outputs
 
 
-@torch.inference_mode()
-def _checked(family: DenseFamily, module: nn.Module, images: Tensor, original: Tensor) -> tuple[int, ...]:
-    """Check by what a module makes of some images that it is a head behind one pass through the network in it.
-
-    Args:
-        original: what it made of them with its own network.
-
-    Returns:
-        the blocks whose tokens the head reads.
+def _run_through(family: DenseFamily, module: nn.Module, images: Tensor, original: Tensor) -> Tensor:
+    """What a module makes of some images, checked to be as before, behind one run of each block with gradients.
 
     Raises:
         UnsupportedModelError: it is not.
     """
     path, noun, calls, differentiable = family.path, f"this {type(module).__name__}", list[nn.Module](), list[bool]()
-    blocks = family.blocks(module)
-    layers = [block.module for block in blocks]
+    layers = [block.module for block in family.blocks(module)]
 
     def record(layer: nn.Module, *_: object) -> None:
         calls.append(layer)
@@ -342,7 +334,7 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor, original: T
         for layer in layers:
             stack.enter_context(layer.register_forward_hook(record))
         try:
-            expected = module(images)
+            outputs: Tensor = module(images)
         except Exception as error:  # the user's code may raise anything; it ran with the network that was replaced
             if is_out_of_memory(error):
                 raise
@@ -350,7 +342,7 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor, original: T
                 f"{noun} raises {type(error).__name__} ({first_line(error, 100)}) once its {path} is timm's network of "
                 f"the same weights; let it read the tokens or maps that {path} returns, and nothing else of it"
             ) from error
-    if not _are_close(expected, original):
+    if not _are_close(outputs, original):
         raise UnsupportedModelError(
             f"{noun} has another output once its {path} is timm's network of the same weights; call {path} with the "
             "images alone, and let hooks of its layers compute nothing"
@@ -365,6 +357,24 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor, original: T
             f"{noun} runs its {path} without gradients, by which it is cut and trained; call {path} outside of "
             "torch.no_grad, and the layers that read it after that"
         )
+    return outputs
+
+
+@torch.inference_mode()
+def _checked(family: DenseFamily, module: nn.Module, images: Tensor, original: Tensor) -> tuple[int, ...]:
+    """Check by what a module makes of some images that it is a head behind one pass through the network in it.
+
+    Args:
+        original: what it made of them with its own network.
+
+    Returns:
+        the blocks whose tokens the head reads.
+
+    Raises:
+        UnsupportedModelError: it is not.
+    """
+    path, noun, blocks = family.path, f"this {type(module).__name__}", family.blocks(module)
+    expected = _run_through(family, module, images, original)
     first = family.first_tokens(module, images)
     tokens = [first]
     for block in blocks:
