@@ -39,7 +39,7 @@ HEAD_OPERATORS = frozenset(
     Clip Pad Tile Flatten DepthToSpace SpaceToDepth GatherND ScatterND ScatterElements Range ConstantOfShape
     Max Min Mean Sum Neg Abs Sign Exp Log Sin Cos Tan Atan Floor Ceil Round CumSum Einsum Cast
     ReduceL1 ReduceL2 ReduceMin ReduceProd ReduceSumSquare ReduceLogSum ReduceLogSumExp ArgMax ArgMin
-    Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor Where
+    Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor Where GridSample
     """.split()  # noqa: SIM905
 )
 # Operators that find padding in ids.
