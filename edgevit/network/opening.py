@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import WeightsEnum
 
-from edgevit.errors import CheckpointError, OptionError, UnsupportedModelError
+from edgevit.errors import CheckpointError, OptionError
 from edgevit.network.agreement import check_architecture, check_name, check_sizes
 from edgevit.network.arguments import check_arguments
 from edgevit.network.builder import builder_parts, built, is_builder
@@ -41,16 +41,6 @@ _SOME_CLASSES = 1000  # number of classes of a random classifier
 # Files of a repository of the Hugging Face hub that are downloaded: configuration, and weights in one of two forms.
 _BESIDE = (*CONFIGS, TOKENIZER, VOCABULARY)
 _SAFETENSORS, _PICKLED = ("model*.safetensors", NAMES[1]), ("pytorch_model*.bin", NAMES[3])
-
-
-def open_base(base: str | Path, **options: Any) -> Model:
-    """Open a base as `open_network` does, and refuse one without a classifier, too."""
-    opened = open_network(base, **options)
-    if isinstance(opened, Headless):
-        raise UnsupportedModelError(
-            f"{base} has no classifier; edgevit base and edgevit derive fit one to the images of --data"
-        )
-    return opened
 
 
 def open_network(
