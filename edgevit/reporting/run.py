@@ -13,9 +13,10 @@ from edgevit.exporting.request import ready_made_files
 from edgevit.numbers import check_number
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.writing import write_whole, writing
-from edgevit.reporting.choice import Panel, not_shown, panels
+from edgevit.reporting.choice import Panel
 from edgevit.reporting.gather import Evidence, GatheredModel, gather
 from edgevit.reporting.page import as_html
+from edgevit.reporting.panels import not_shown, panels
 from edgevit.reporting.request import FORMATS, Format, ReportRequest
 from edgevit.reporting.tables import as_csv, as_json, as_markdown
 from edgevit.request import takes_options
