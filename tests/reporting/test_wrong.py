@@ -47,8 +47,10 @@ def test_mistakes_are_predicted_otherwise_the_most_probable_first(folder: Path) 
     found = mistakes(folder, 5, Silent())
     images, labels = next(iter(task.validation.batches(len(task.validation))))
     with torch.inference_mode():
-        sure, called = model(images).softmax(1).max(1)
-    missed = sorted(zip(sure[called != labels].tolist(), labels[called != labels].tolist(), strict=True), reverse=True)
+        probability, predicted = model(images).softmax(1).max(1)
+    missed = sorted(
+        zip(probability[predicted != labels].tolist(), labels[predicted != labels].tolist(), strict=True), reverse=True
+    )
     assert len(missed) > 5 and [one.label for one in found] == [names[label] for _, label in missed[:5]]
     assert [one.probability for one in found] == pytest.approx([share for share, _ in missed[:5]], abs=1e-5)
     assert all(one.predicted != one.label and one.picture.startswith("data:image/jpeg") for one in found)
