@@ -18,7 +18,7 @@ from edgevit.derivation.feasibility import Target
 from edgevit.derivation.method import find_method, refuse_training
 from edgevit.derivation.request import DeriveRequest
 from edgevit.errors import EdgeVitError, Interrupted, JobsError, OptionError, OutputError
-from edgevit.jobs.fleet.estimates import BASE, BaseSize, TimeLeft, first_of_each, memory_of, size_of, work_of
+from edgevit.jobs.fleet.estimates import BASE, BaseSize, first_of_each, memory_of, size_of, work_of
 from edgevit.jobs.fleet.plan import FleetJob, FleetPlan, on_host, read_plan
 from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.stages import carry_out, first_board
@@ -94,7 +94,6 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
         )
         for job in in_order(due, work, workers)
     ]  # fmt: skip
-    time_left = TimeLeft(tasks, done, work, workers, earlier=[job for job in jobs if job.name in done])
     if request.ray is None:
         memory = read_bytes("/", "proc/meminfo", "MemAvailable")
         events = run_in_processes(tasks, done, workers=workers, threads=threads, memory_bytes=memory)
@@ -104,20 +103,17 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
         )
     else:
         events = run_on_ray(tasks, done, address=request.ray, threads=plan.layout.threads)
-    with progress.stage("fleet", 100, "% of the time") as stage, closing(events):
+    with progress.stage("fleet", len(tasks), "job") as stage, closing(events):
         ended, begun, failed = 0, set[str](), dict[str, str]()
         for job, result in events:
             if result is None:
                 begun.add(job.name)
-                time_left.begin(job.name)
             elif isinstance(result, Later):
-                time_left.put_off(job.name)
                 progress.warn(f"{job.name} waits: {result.reason}")
             else:
                 assert not isinstance(result, FullDisk)  # a runner turns a full disk into an error or another try
                 ended += 1
-                time_left.end(job.record, result)
-                stage.update(time_left.percent(), jobs=ended)
+                stage.update(ended)
                 if job.name in begun:  # what needs a job that failed has nothing to add
                     _record_death(job.record, result)
                     if isinstance(result, EdgeVitError) and not _waits(job.record, str(result)):
@@ -130,7 +126,7 @@ def in_order(jobs: Sequence[FleetJob], work: Mapping[str, float], workers: int) 
     """Put jobs in the order in which they begin if they can: what ends a model first, then derivations by their `work`.
 
     Of derivations with as much work, workers first do different tasks, and do not wait for one another's measurements.
-    One of each base and method begins before all others, as what it takes tells how long the others will.
+    One of each base and method begins before all others, so that what is wrong with either shows early.
     """
     by_base: dict[str, list[DeriveJob]] = defaultdict(list)
     for job in jobs:

@@ -11,6 +11,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from edgevit.jobs.fleet.states import RECORD, JobRecord
 from edgevit.jobs.many import Heard
 from edgevit.jobs.ray_cluster import run_on_ray
 from edgevit.jobs.runners import Job
+from edgevit.progress import Silent
 
 
 def stamps(folder: Path) -> dict[str, int]:
@@ -101,6 +103,17 @@ def test_workers_are_not_for_a_cluster(fleet_plan: Any) -> None:
         fleet(FleetRequest(plan=fleet_plan(), workers=2, ray="auto"))
 
 
+class Counted(Silent):
+    """Progress that keeps how many jobs there are, and how many had ended at each update."""
+
+    def stage(self, name: str, total: int | None = None, unit: str = "") -> AbstractContextManager[Counted]:
+        self.total, self.ended = total, list[int]()
+        return nullcontext(self)
+
+    def update(self, done: int, **figures: float | None) -> None:
+        self.ended.append(done)
+
+
 @pytest.mark.parametrize("can_write", [True, False])
 def test_a_job_whose_process_died_is_shown_as_failed_also_where_no_record_can_be_written(
     can_write: bool, fleet_plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -113,7 +126,9 @@ def test_a_job_whose_process_died_is_shown_as_failed_also_where_no_record_can_be
         yield first, JobsError("its process was ended from outside (signal 9)")
 
     monkeypatch.setattr(run, "run_in_processes", die)
-    states = fleet(fleet_plan())
+    shown = Counted()
+    states = fleet(fleet_plan(), progress=shown)
+    assert (shown.total, shown.ended) == (3, [1]), "the time left is drawn from these"
     assert [state.state for state in states] == ["failed", "waiting", "waiting"]
     assert states[0].reason == "its process was ended from outside (signal 9)"
     assert states[1].reason == "for odd-tiny-half-nuwa, which failed"
