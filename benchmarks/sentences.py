@@ -71,7 +71,7 @@ def train_bert(
 
     from edgevit.data.task import open_task
     from edgevit.network.families.bert.modules import BertClassifier
-    from edgevit.network.opening import open_base
+    from edgevit.network.opening import open_network
     from edgevit.records.model_folder import ModelFolder
 
     topics, words, heads = sorted(TOPICS), vocabulary(), width // 32
@@ -95,7 +95,7 @@ def train_bert(
         save_file(state, ModelFolder(out).weights_file)
 
     write()
-    preprocessing = open_base(out).preprocessing
+    preprocessing = open_network(out).preprocessing
     task = open_task(data, None, preprocessing=preprocessing, base_outputs=len(topics), base_names=topics)
     ids, labels = next(task.train.batches(len(task.train)))
     optimizer = torch.optim.AdamW(module.parameters(), lr=LR)

@@ -29,9 +29,9 @@ from benchmarks.markdown import RECORDS, Row
 from edgevit.data.classes import listed
 from edgevit.data.sources import class_names
 from edgevit.data.task import Task, open_task
-from edgevit.errors import DataError, EdgeVitError, OptionError, UnknownNameError
-from edgevit.network.model import Model, tensors_sha256
-from edgevit.network.opening import open_base
+from edgevit.errors import DataError, EdgeVitError, OptionError, UnknownNameError, UnsupportedModelError
+from edgevit.network.model import Headless, Model, tensors_sha256
+from edgevit.network.opening import open_network
 from edgevit.progress import Progress, Silent
 from edgevit.records.writing import write_whole
 
@@ -40,6 +40,14 @@ SWIN = "swin"  # the small Swin of product/swin.py, which knows the 24 rendered 
 ACCEPTING = ("accept_weak_base", "accept_preprocessing")  # options of whatever checks the base
 HALF_WIDTH = 96  # of the embedding of our smaller model; the bases have 192
 SHARES = (0.25, 0.5, 0.75)  # of the classes of a user's folder: sub-tasks by default
+
+
+def open_base(base: str | Path, **options: Any) -> Model:
+    """Open a base by `edgevit.network.opening.open_network` and its options; refuse one without a classifier."""
+    opened = open_network(base, **options)
+    if isinstance(opened, Headless):
+        raise UnsupportedModelError(f"{base} has no classifier; `edgevit base` fits one to the images of --data")
+    return opened
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class Source:
         """Open the base.
 
         Raises:
-            CheckpointError, UnknownNameError, UnsupportedModelError: as `open_base` says.
+            CheckpointError, UnknownNameError, UnsupportedModelError: as `open_base`.
         """
         options = {name: value for name, value in self.start.items() if name not in ("base_classes", *ACCEPTING)}
         return open_base(options.pop("base"), **options)

@@ -60,7 +60,7 @@ _MODULES = {
     "MeasurementTarget": "edgevit.latency.target",
     "PackageRequest": "edgevit.serving.request",
     "ReportRequest": "edgevit.reporting.request",
-    "SupernetRequest": "edgevit.derivation.request",
+    "SupernetRequest": "edgevit.derivation.supernet_request",
     "SweepRequest": "edgevit.jobs.sweep.request",
     "Training": "edgevit.train.settings",
     "base": "edgevit.derivation.session.base",

@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # so that mypy checks the modules before their package, which
     from edgevit.derivation.methods.skd.slices import SuperNet
     from edgevit.derivation.request import BaseRequest as BaseRequest
     from edgevit.derivation.request import DeriveRequest as DeriveRequest
-    from edgevit.derivation.request import SupernetRequest as SupernetRequest
     from edgevit.derivation.session.derive import Derivation as Derivation
+    from edgevit.derivation.supernet_request import SupernetRequest as SupernetRequest
     from edgevit.engines.options import EngineOptions as EngineOptions
     from edgevit.engines.request import EvaluateRequest as EvaluateRequest
     from edgevit.engines.request import ExportRequest as ExportRequest

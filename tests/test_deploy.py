@@ -263,7 +263,7 @@ def test_a_mistyped_setup_does_nothing(tmp_path: Path, arguments: list[str]) -> 
     ids=str,
 )
 def test_the_example_sees_what_timm_sees(size: tuple[int, int], changed: dict[str, Any]) -> None:
-    from edgevit.data.task import evaluation_transform
+    from edgevit.data.transforms import evaluation_transform
     from edgevit.records.pictures import to_rgb
     from edgevit.records.reading import Reading
 

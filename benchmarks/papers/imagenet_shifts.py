@@ -18,13 +18,12 @@ from pathlib import Path
 
 import edgevit
 from benchmarks.markdown import table
-from benchmarks.sources import add_device, predictor, refusals
+from benchmarks.sources import add_device, open_base, predictor, refusals
 from edgevit.data.sources import ImageSource, open_source
 from edgevit.data.task import Split
 from edgevit.errors import DataError, OptionError
 from edgevit.network.accuracy import Accuracy, measure_accuracy
 from edgevit.network.model import Model
-from edgevit.network.opening import open_base
 from edgevit.network.output import Logits
 
 BATCH = 64

@@ -22,10 +22,9 @@ from benchmarks.bases import CACHE
 from benchmarks.derivations import BATCH, LR, SEEDS, STEPS, task_classes
 from benchmarks.markdown import RECORDS, Row, grouped, percent, seeds_text, table, wrapped
 from benchmarks.sentences import train_bert, write_sentences
-from benchmarks.sources import load_rows, refusals, store_rows
+from benchmarks.sources import load_rows, open_base, refusals, store_rows
 from edgevit import derive
 from edgevit.data.task import open_task
-from edgevit.network.opening import open_base
 from edgevit.train.settings import Training
 
 TASKS, RATES, METHODS = (2, 4, 8), (0.6, 0.8), ("vulcan", "forge")

@@ -35,9 +35,8 @@ from edgevit.agent.records import Run
 from edgevit.derivation.allocate.cost_table import load_cost_table
 from edgevit.derivation.allocate.embedding import candidate_widths
 from edgevit.derivation.allocate.menus import widths
-from edgevit.derivation.allocate.policy import POLICIES
+from edgevit.derivation.allocate.policy import POLICIES, tile_counts
 from edgevit.derivation.allocate.prices import Prices
-from edgevit.derivation.allocate.tokens import tile_counts
 from edgevit.engines.unjudged import OPSET
 from edgevit.exporting.graph import write_onnx
 from edgevit.latency.measure import latency_ms

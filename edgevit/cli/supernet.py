@@ -8,10 +8,10 @@ from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.imports import importing
 
 if TYPE_CHECKING:
-    from edgevit.derivation.request import SupernetRequest
+    from edgevit.derivation.supernet_request import SupernetRequest
 
 
-@asks(request="edgevit.derivation.request:SupernetRequest")
+@asks(request="edgevit.derivation.supernet_request:SupernetRequest")
 def main(
     request: SupernetRequest, *, json: JsonFlag = False, quiet: QuietFlag = False, verbose: VerboseFlag = False
 ) -> None:

@@ -1,10 +1,13 @@
-"""Images that are not files: arrays, a torch data set, or a loader; written as a folder of classes to the cache."""
+"""Images that are not files: arrays, a torch data set, or a loader; written as a folder of classes to the cache.
+
+`without_images` makes a task for methods that need only its classes.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,11 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
+from edgevit.data.sources import Part, Reference
+from edgevit.data.task import Split, Task
 from edgevit.errors import DataError
+from edgevit.records.model import TargetClass
+from edgevit.records.reading import AS_STORED, Reading
 from edgevit.records.writing import cache_folder, new_folder
 
 _EXPECTED = (
@@ -110,6 +117,26 @@ def write_targets(data: Any, prepared: PreparedImages, *, function: str) -> Writ
                 (temporary / "images" / f"{i:06}.png").write_bytes(png)
                 np.save(temporary / "masks" / f"{i:06}.npy", mask)
     return WrittenImages(folder, (), resized=True)
+
+
+class _Nothing:
+    """A source of no images."""
+
+    class_names: Sequence[str] = ()
+    parts: tuple[Part, ...] = ("train", "validation", "test")
+    files = False
+
+    def references(self, part: Part, class_name: str) -> list[Reference]:
+        return []
+
+    def read(self, reference: Reference, reading: Reading = AS_STORED) -> Image.Image:
+        raise AssertionError(f"image {reference} is in no list")
+
+
+def without_images(classes: Sequence[TargetClass], preprocessing: Mapping[str, Any]) -> Task:
+    """Make a task of these classes, whose three parts are empty."""
+    empty = Split(_Nothing(), (), (), preprocessing)
+    return Task(tuple(classes), empty, empty, empty, {})
 
 
 def _pairs(

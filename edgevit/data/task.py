@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from PIL.Image import Image
-from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from edgevit.data.batches import make_loader, seeded
+from edgevit.data.batches import make_loader
 from edgevit.data.classes import base_list, base_order, listed, refuse_unnamed, resolve
 from edgevit.data.examine import FEW, copies, find_unreadable, image_sha256
 from edgevit.data.objects import LearntObjects
@@ -32,123 +30,19 @@ from edgevit.data.sources.coco import CocoImages
 from edgevit.data.sources.documents import Documents
 from edgevit.data.sources.folder import Folder, Images
 from edgevit.data.splitting import PARTS, Splitting
+from edgevit.data.transforms import (
+    JoinedImages,
+    TransformedImages,
+    VariedImages,
+    evaluation_transform,
+    training_transform,
+    varying_transform,
+)
 from edgevit.errors import DataError, OptionError
 from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import DataRecord, ImageCounts, UnlabelledRecord
 from edgevit.records.model import TargetClass, reads_texts
-from edgevit.records.preparing import image_transform
 from edgevit.records.reading import Reading
-from edgevit.records.tokenizer import text_encoder
-
-# DeiT's, but for draws above a magnitude of 9: at 10 timm posterises to 0 bits, which Pillow refuses.
-_RANDAUGMENT = "rand-m9-mstd0.5-mmax9-inc1"
-
-
-def evaluation_transform(preprocessing: Mapping[str, Any]) -> Any:
-    if reads_texts(preprocessing):
-        return _Ids(text_encoder(preprocessing))
-    return image_transform(preprocessing)
-
-
-@dataclass(frozen=True)
-class _Ids:
-    """A text to the ids of its tokens: int64 [N]."""
-
-    encode: Callable[[str], list[int]]
-
-    def __call__(self, text: str) -> Tensor:
-        return torch.tensor(self.encode(text))
-
-
-def training_transform(preprocessing: Mapping[str, Any], augment: Augment) -> Any:
-    """Create timm's training transform: a random crop of 70 to 100 % of the area, with "flip" also mirrored at random.
-
-    There is no flip by default: it changes the class of a digit, an arrow or a traffic sign. "deit" is RandAugment
-    after a mirrored crop of 8 to 100 %, as DeiT trains, and "views" is `varying_transform`. Texts are not augmented.
-    """
-    if augment == "none" or reads_texts(preprocessing):
-        return evaluation_transform(preprocessing)
-    if augment == "views":
-        return varying_transform(preprocessing)
-    settings = {k: preprocessing[k] for k in ("input_size", "interpolation", "mean", "std")}
-    if augment == "deit":
-        return create_transform(**settings, is_training=True, color_jitter=None, auto_augment=_RANDAUGMENT)
-    return create_transform(
-        **settings,
-        is_training=True,
-        scale=(0.7, 1.0),
-        hflip=0.5 if augment == "flip" else 0.0,
-        color_jitter=None,
-        auto_augment=None,
-    )
-
-
-def varying_transform(preprocessing: Mapping[str, Any]) -> Any:
-    """Create a transform to other views of a picture, like those from which DINO and its kind learn.
-
-    A mirrored crop of 30 to 100 % of the area, with other brightness, contrast and colours, sometimes blurred or grey.
-    """
-    settings = {k: preprocessing[k] for k in ("input_size", "interpolation", "mean", "std")}
-    return create_transform(
-        **settings,
-        is_training=True,
-        scale=(0.3, 1.0),
-        color_jitter=(0.4, 0.4, 0.2, 0.1),
-        color_jitter_prob=0.8,
-        grayscale_prob=0.2,
-        gaussian_blur_prob=0.3,
-        auto_augment=None,
-    )
-
-
-class _Images(Dataset[tuple[Tensor, int]]):
-    """Reads and transforms one image; with a seed, its augmentation depends on that seed and nothing else."""
-
-    def __init__(
-        self,
-        source: ImageSource,
-        references: Sequence[Reference],
-        labels: Sequence[int],
-        transform: Any,
-        reading: Reading,
-    ) -> None:
-        self.source, self.references, self.labels = source, references, labels
-        self.transform, self.reading = transform, reading
-
-    def __len__(self) -> int:
-        return len(self.references)
-
-    def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, int]:
-        position, seed = (key, None) if isinstance(key, int) else key
-        image = self.source.read(self.references[position], self.reading)
-        if seed is None:
-            return self.transform(image), self.labels[position]
-        with seeded(seed):
-            return self.transform(image), self.labels[position]
-
-
-class _Joined(Dataset[tuple[Tensor, int]]):
-    """The images of two sets, the second's positions after the first's."""
-
-    def __init__(self, first: _Images, second: _Images) -> None:
-        self.first, self.second = first, second
-
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int]:
-        position, seed = key
-        beyond = position - len(self.first)
-        return self.first[position, seed] if beyond < 0 else self.second[beyond, seed]
-
-
-class _Views(Dataset[tuple[Tensor, int]]):
-    """Images as they are, and varied by their seeds where these are not None."""
-
-    def __init__(self, plain: _Images, varied: _Images, seeds: Sequence[int | None]) -> None:
-        self.plain, self.varied, self.seeds = plain, varied, seeds
-
-    def __getitem__(self, position: int) -> tuple[Tensor, int]:
-        seed = self.seeds[position]
-        return self.plain[position] if seed is None else self.varied[position, seed]
-
 
 UNLABELLED = -1  # the label of images of no known class
 VARIANTS = 4  # most varied copies of an image
@@ -175,8 +69,8 @@ class Split:
         """Read one image in RGB, without the transform."""
         return self.source.read(self.references[position], Reading.of(self.preprocessing))
 
-    def _images(self, transform: Any) -> _Images:
-        return _Images(self.source, self.references, self.labels, transform, Reading.of(self.preprocessing))
+    def _images(self, transform: Any) -> TransformedImages:
+        return TransformedImages(self.source, self.references, self.labels, transform, Reading.of(self.preprocessing))
 
     def batches(self, batch_size: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield every image once: (images float32 [B, C, H, W], labels int64 [B])."""
@@ -188,7 +82,7 @@ class Split:
         images: Dataset[tuple[Tensor, int]]
         images = plain = self._images(evaluation_transform(self.preprocessing))
         if self.seeds is not None:
-            images = _Views(plain, self._images(varying_transform(self.preprocessing)), self.seeds)
+            images = VariedImages(plain, self._images(varying_transform(self.preprocessing)), self.seeds)
         yield from make_loader(images, positions, workers)
 
     def training_batches(
@@ -210,7 +104,7 @@ class Split:
         images: Dataset[tuple[Tensor, int]]
         images = labelled = self._images(transform)
         if unlabelled is not None:
-            images = _Joined(labelled, unlabelled._images(transform))
+            images = JoinedImages(labelled, unlabelled._images(transform))
         yield from make_loader(images, order, workers)
 
     def subset(self, count: int) -> Split:

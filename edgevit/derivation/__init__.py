@@ -1,6 +1,6 @@
 """Derive a slim model from a base, target classes and a budget: resolve, measure, allocate, solve, train, evaluate.
 
-request, options                 what a user asks, and the options of methods; checked without torch
+request, supernet_request        what a user asks, checked without torch; options: those of methods
 compatibility, feasibility       what a method cannot cut, and the smallest network that it can reach
 session/                         the commands derive, supernet and base: open, check, baselines, evaluate, write
 method, problem, plan, realise   a method gets a problem and returns a plan and the network that realises it

@@ -1,4 +1,4 @@
-"""The requests of `derive`, `supernet` and `base`: frozen records that the command line, files and Python all build.
+"""The requests of `derive` and `base`: frozen records that the command line, files and Python all build.
 
 `check` refuses, before torch is imported, what names, numbers, paths and listings show to be wrong. What needs the base
 or the images, such as whether a method can meet a budget, is refused where they are opened: `session.derive`.
@@ -15,7 +15,6 @@ from typing import Annotated, Any, TypeVar
 from edgevit.data.request import (
     BaseClasses,
     Classes,
-    Data,
     GroupBy,
     HeadBlocks,
     NewHead,
@@ -48,12 +47,12 @@ _TOKEN_OUTPUTS: Mapping[str, TokenOutput] = {
 }  # fmt: skip
 OUTPUTS = ("classes", "features", *_TOKEN_OUTPUTS, "map", "map:foreground", "map:classes", "boxes")
 BUDGET_NAMES = ("rate", "macs", "params", *MEASURED_BUDGETS)
-_NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
+NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
 
 
 METHOD = f"{', '.join(own_method_names())}, or a baseline: {', '.join(baseline_names())}; see edgevit methods."
 OUT = Option("Model folder to write. It must not exist yet.", OUTPUT, metavar="FOLDER", common=True)
-_OVERWRITE = Option("Replace the folder of --out once the new model is complete.", OUTPUT)
+OVERWRITE = Option("Replace the folder of --out once the new model is complete.", OUTPUT)
 _ValidationFraction = Annotated[
     float,
     Option("Share of the training images to hold out for validation, where the data has no validation part.", DATA),
@@ -73,7 +72,7 @@ _AcceptPreprocessing = Annotated[
     bool,
     Option("Continue with the current preprocessing although the base is more accurate with another.", DATA),
 ]
-_RESUME = "Continue an interrupted {} from its last saved step."
+RESUME = "Continue an interrupted {} from its last saved step."
 BASE_TRAINING = ("steps", "batch_size", "lr", "precision", "augment", "device", "workers", "seed")
 BASE_STEPS = (
     "Number of optimiser steps that train the base on the classes; the result is kept if its validation loss is lower."
@@ -196,8 +195,8 @@ class BaseRequest(BaseOptions):
         default_factory=lambda: Training(steps=0)
     )
     cache: Cache = True
-    resume: Annotated[bool, Option(_RESUME.format("training"), OUTPUT)] = False
-    overwrite: Annotated[bool, _OVERWRITE] = False
+    resume: Annotated[bool, Option(RESUME.format("training"), OUTPUT)] = False
+    overwrite: Annotated[bool, OVERWRITE] = False
     checked: bool = False  # a derivation with these options has checked the base
 
     @property
@@ -288,52 +287,6 @@ class Request(BaseOptions):
     def _check_out(self, *, resume: bool, overwrite: bool | None) -> None:
         refuse_existing(self.out, overwrite=overwrite)
         refuse_unfinished(partial_folder(self.out), resume)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SupernetRequest(Request):
-    """The request of `edgevit.supernet`."""
-
-    base: Annotated[str | Path, BASE]
-    data: Data
-    rate: Annotated[
-        float,
-        Option(
-            "Share of the base's MACs to remove from the smallest slice: 0.75 leaves a quarter.",
-            SHAPE,
-            name="--smallest-rate",
-            earlier="--rate",
-            common=True,
-        ),
-    ] = 0.75
-    options: Annotated[
-        Mapping[str, Any],
-        method_options(
-            "How it is made, such as supernet.points=5; edgevit methods supernet lists all; repeatable.",
-            "supernet.OPTION=VALUE",
-        ),
-    ] = field(default_factory=dict)
-    training: Annotated[
-        Training,
-        Nested(
-            without=("lr_by_loss", "early_stop"),
-            help={
-                "steps": "Number of optimiser steps.  [default: supernet.epochs passes over the images]",
-                "evaluations": "Number of accuracy checks of the whole network and its smallest slice in training.",
-                "teacher": "Network whose outputs are learnt: restricted (the base as it is) or none.  [default: none]",
-            },
-        ),
-    ] = field(default_factory=Training)
-    resume: Annotated[bool, Option(_RESUME.format("training"), OUTPUT, common=True)] = False
-    overwrite: Annotated[bool, _OVERWRITE] = False
-
-    def check(self) -> None:
-        """Refuse a request that cannot be carried out; `edgevit.supernet` lists the errors."""
-        make_budget(_NO_LIMIT, _NO_LIMIT, rate=self.rate)
-        self._check_out(resume=self.resume, overwrite=self.overwrite)
-        if self.training.teacher == "finetuned":
-            raise OptionError("--teacher finetuned is for a derivation; a super-network takes restricted or none")
-        self._check(self.base, SUPERNET, self.options)
 
 
 MS = (
@@ -432,8 +385,8 @@ class Deriving(Request):
         Option("False-rejection rate used to calibrate the `other` threshold.  [default: no threshold]", DATA),
     ] = None
     cache: Cache = True
-    resume: Annotated[bool, Option(_RESUME.format("derivation"), OUTPUT, common=True)] = False
-    overwrite: Annotated[bool, _OVERWRITE] = False
+    resume: Annotated[bool, Option(RESUME.format("derivation"), OUTPUT, common=True)] = False
+    overwrite: Annotated[bool, OVERWRITE] = False
     by_class: bool = False  # images for features are split class by class, as a sweep's probes will read their labels
 
     @property
@@ -637,4 +590,4 @@ class DeriveRequest(Deriving):
             from edgevit.derivation.allocate.cost_table import load_cost_table  # numpy and pydantic: a quarter second
 
             table = None if self.cost_table is None else load_cost_table(self.cost_table)
-        make_budget(_NO_LIMIT, _NO_LIMIT, **self.budget(), table=table)
+        make_budget(NO_LIMIT, NO_LIMIT, **self.budget(), table=table)

@@ -314,7 +314,6 @@ class EngineBuilder:
             optimization_level=self.options.optimization_level,
             blocks=sum(self.source.has_attention),
             fused_expected=self._expected_fused(level),
-            fused_proxy=report.fusion,
             accuracy=attempt.verdict.record(self.sample),
             attempts=tuple(EngineAttempt(str(r), a.answer.seconds, a.failure) for r, a in search.failed),
             timing_cache=built.timing_cache,

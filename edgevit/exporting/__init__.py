@@ -7,7 +7,7 @@ variants     additional files that some boards need; `whole`: a detector with al
 gates        the checks of a file against the model; `fusion` counts fused attentions
 session      run a file in ONNX Runtime
 evaluate     `edgevit evaluate`; `images` opens its images, `targets` its maps; `probes` judges features
-losses       what a changed file loses against fp32; `mistakes`: images that a model classifies wrongly
+losses       what a changed file loses against fp32
 imported/    files that edgevit did not write
 int8/        files in INT8
 

@@ -39,7 +39,7 @@ HEAD_OPERATORS = frozenset(
     Clip Pad Tile Flatten DepthToSpace SpaceToDepth GatherND ScatterND ScatterElements Range ConstantOfShape
     Max Min Mean Sum Neg Abs Sign Exp Log Sin Cos Tan Atan Floor Ceil Round CumSum Einsum Cast
     ReduceL1 ReduceL2 ReduceMin ReduceProd ReduceSumSquare ReduceLogSum ReduceLogSumExp ArgMax ArgMin
-    Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor Where
+    Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor Where GridSample
     """.split()  # noqa: SIM905
 )
 # Operators that find padding in ids.
@@ -61,7 +61,7 @@ def check_graph(
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         reason = str(error).strip().splitlines()[0][:200]
-        hint = "try --opset 20" if operators is None else "export the original model with another opset"
+        hint = "try --opset 20, or export the original model with another opset"
         raise ExportError(f"{path.name} is not valid ONNX: {reason}; {hint}") from error
     model = onnx.load(str(path), load_external_data=False)
     opsets = {entry.domain: entry.version for entry in model.opset_import}

@@ -97,7 +97,8 @@ def _lower(model: Any, opset: int) -> None:
     """Convert a graph of operator set 18 to 16 or 17, in place.
 
     Operator set 18 changed two operators of a Vision Transformer: the axes of a reduction became an input, and Split
-    got an attribute with the number of its outputs. `check_graph` checks the result by the older rules.
+    got an attribute with the number of its outputs. Resize, of heads, got two that mostly say what it did before.
+    `check_graph` checks the result by the older rules.
     """
     for node in model.graph:
         if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and len(node.inputs) > 1:
@@ -107,6 +108,10 @@ def _lower(model: Any, opset: int) -> None:
             node.attributes.pop("noop_with_empty_axes", None)
         elif node.op_type == "Split":
             node.attributes.pop("num_outputs", None)
+        elif node.op_type == "Resize":
+            for name, before in (("keep_aspect_ratio_policy", "stretch"), ("antialias", 0)):
+                if name in node.attributes and node.attributes[name].value == before:
+                    del node.attributes[name]
     for name in [name for name, value in model.graph.initializers.items() if not value.uses()]:
         del model.graph.initializers[name]
     model.opset_imports[""] = opset

@@ -180,7 +180,6 @@ class ModelSource:
         before, after = self.model.spec.blocks, padded.dims
         return padded, Padding(
             blocks=sum(old != new for old, new in zip(before, after, strict=True)),
-            macs_before=self.model.spec.macs,
             macs=network.geometry.macs(after),
             widths=tuple(block.head_width for block in after),
         )

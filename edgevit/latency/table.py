@@ -10,9 +10,8 @@ from edgevit.board.bench import Setting, look
 from edgevit.board.connection import open_board
 from edgevit.board.profiles import load_profile
 from edgevit.derivation.allocate.cost_table import READER, SCHEMA, CostTable, Origin, described, load_cost_table
-from edgevit.derivation.allocate.policy import POLICIES, Policy, make_policy
+from edgevit.derivation.allocate.policy import POLICIES, Policy, make_policy, tile_counts
 from edgevit.derivation.allocate.prices import Measured
-from edgevit.derivation.allocate.tokens import tile_counts
 from edgevit.derivation.method import find_method
 from edgevit.engines.build import check_board, check_int8
 from edgevit.errors import CostTableError, UnfitBoardError

@@ -4,7 +4,7 @@ network      `Network`: a module and its family as one object; `layers` describe
 anatomy      the weights of a block as tensors, and how each axis is sliced
 output       logits, features, maps or boxes: what is compared, and how it is scored
 cost         MACs and parameters of a network of any sizes
-checkpoint   open a timm model, a file of weights or a model folder
+opening      open a timm model, a file of weights, a repository of the hub, or a model folder
 dense        a network with a head of the user's; `detector` is one whose outputs are boxes
 families/    one file or folder for each kind of network: vit/, swin/
 

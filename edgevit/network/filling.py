@@ -35,8 +35,9 @@ def network_in(module: nn.Module) -> tuple[str, nn.Module, Family]:
         listed = ", ".join(networks) if networks else "none"
         raise UnsupportedModelError(
             f"a {type(module).__name__} must contain one network of {', '.join(family_names())} (timm's "
-            "SwinTransformer, VisionTransformer, DeiT or DINOv3, transformers' ViT, DINOv2, DINOv3, CLIP, CLIPSeg, "
-            "SigLIP, OWL-ViT, ViTPose, DPT without convolutions or RF-DETR, with their usual FFNs of two layers, or "
+            "SwinTransformer, VisionTransformer, DeiT or DINOv3, transformers' Swin, ViT, DINOv2, DINOv3, CLIP, "
+            "CLIPSeg, SigLIP, OWL-ViT, ViTPose, DPT without convolutions or RF-DETR, with their usual FFNs of two "
+            "layers, or "
             f"DINOv2's release), and has {listed}; give the network itself"
         )
     ((name, (network, family)),) = networks.items()

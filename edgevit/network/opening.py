@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import WeightsEnum
 
-from edgevit.errors import CheckpointError, OptionError, UnsupportedModelError
+from edgevit.errors import CheckpointError, OptionError
 from edgevit.network.agreement import check_architecture, check_name, check_sizes
 from edgevit.network.arguments import check_arguments
 from edgevit.network.builder import builder_parts, built, is_builder
@@ -26,33 +26,21 @@ from edgevit.network.families import Interchange, family_like, family_names, loa
 from edgevit.network.families.vit.tokens import is_projection
 from edgevit.network.filling import fill_module
 from edgevit.network.folder import load
-from edgevit.network.hub import downloaded_repository
 from edgevit.network.model import Headless, Model, describe, resolved_preprocessing, tensors_sha256
 from edgevit.network.network import Network
 from edgevit.network.request import check_openable, hub_repository, plain_base
 from edgevit.network.torchvision_weights import downloaded, torchvision_network, weights_in, weights_preprocessing
-from edgevit.network.weights import TimmArguments, Weights, fill_network, read_weights
+from edgevit.network.weights import TimmArguments, Weights, fill_network, first_line, read_weights
 from edgevit.progress import Progress, Silent
 from edgevit.records.model import BaseFacts
-from edgevit.records.release import (
-    CONFIG,
-    ReleaseFacts,
-    is_release,
-    read_release,
-    weights_of,
-)
+from edgevit.records.names import TOKENIZER
+from edgevit.records.release import CONFIG, CONFIGS, NAMES, ReleaseFacts, is_release, read_release, weights_of
+from edgevit.records.tokenizer import VOCABULARY
 
 _SOME_CLASSES = 1000  # number of classes of a random classifier
-
-
-def open_base(base: str | Path, **options: Any) -> Model:
-    """Open a base as `open_network` does, and refuse one without a classifier, too."""
-    opened = open_network(base, **options)
-    if isinstance(opened, Headless):
-        raise UnsupportedModelError(
-            f"{base} has no classifier; edgevit base and edgevit derive fit one to the images of --data"
-        )
-    return opened
+# Files of a repository of the Hugging Face hub that are downloaded: configuration, and weights in one of two forms.
+_BESIDE = (*CONFIGS, TOKENIZER, VOCABULARY)
+_SAFETENSORS, _PICKLED = ("model*.safetensors", NAMES[1]), ("pytorch_model*.bin", NAMES[3])
 
 
 def open_network(
@@ -131,6 +119,32 @@ def _open(
     if pretrained:
         progress.note(f"timm's weights of {name}, from the Hugging Face hub")
     return _opened(create_timm_network(name, args, pretrained=pretrained), name, args, overrides, progress)
+
+
+def downloaded_repository(name: str) -> Path:
+    """Return the folder of a repository's files in the cache of huggingface_hub, which downloads what is missing.
+
+    Raises:
+        CheckpointError: there is no such repository, it is not open to this user, has no weights of these names, or
+            the hub cannot be reached.
+    """
+    from huggingface_hub import snapshot_download
+
+    for weights in (_SAFETENSORS, _PICKLED):
+        try:
+            folder = Path(snapshot_download(name, allow_patterns=[*_BESIDE, *weights]))
+        except Exception as error:  # of the hub, of HTTP, of the disk
+            raise CheckpointError(
+                f"cannot download {name} from the Hugging Face hub ({first_line(error, 120)}); check the name, and `hf "
+                f"auth login` for one that is not public, or give a folder of `hf download {shlex.quote(name)} "
+                "--local-dir DIR`"
+            ) from error
+        if any((folder / file).is_file() for file in NAMES):
+            return folder
+    raise CheckpointError(
+        f"{name} on the Hugging Face hub, or in its cache if the hub cannot be reached, has none of "
+        f"{', '.join(NAMES)}; try again later, or give a file of weights"
+    )
 
 
 def _built_folder(base: str | Path, checkpoint: str | Path | None, progress: Progress) -> Path:

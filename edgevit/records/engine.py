@@ -14,7 +14,6 @@ from edgevit.records.belonging import file_fault
 from edgevit.records.class_names import ClassName
 from edgevit.records.derivation import DetectionRecord, Share
 from edgevit.records.documents import Reader
-from edgevit.records.export import Fusion
 from edgevit.records.kinds import PLACE, Place, RecordKind
 from edgevit.records.model import Index, Sha256
 from edgevit.records.writing import write_whole, writing
@@ -132,7 +131,6 @@ class EngineRecord:
     fused: int | None  # number of attentions that run as one kernel, by the engine's layer list; None: unknown
     blocks: int  # number of blocks with an attention
     fused_expected: int | None  # number of attentions that this compiler should fuse; None: unknown for it
-    fused_proxy: Fusion | None  # attentions fused by TensorRT-RTX, from export.json; None: not measured
     accuracy: EngineAccuracy | None
     attempts: tuple[EngineAttempt, ...]
     inputs: tuple[EngineTensor, ...]
@@ -146,7 +144,8 @@ class EngineRecord:
 
 
 LAYERS = ".layers.json"
-ENGINE_KIND = RecordKind("engine", EngineRecord, READER)
+# Schema 1 also had the fusion by TensorRT-RTX, which export.json states.
+ENGINE_KIND = RecordKind("engine", EngineRecord, READER, schema=2)
 
 
 def key_of(options: Mapping[str, Any]) -> str:

@@ -58,7 +58,6 @@ class Padding:
     """The changes by --pad-heads."""
 
     blocks: Index  # number of padded blocks
-    macs_before: int
     macs: int
     widths: tuple[Size, ...]  # width of the heads of each block after padding
 
@@ -217,4 +216,5 @@ class ExportRecord:
             raise ValueError("accuracy names files that are not in parity")
 
 
-EXPORT_KIND = RecordKind("export", ExportRecord, _READER)
+# Schema 1 also had the MACs before padding, which model.json states.
+EXPORT_KIND = RecordKind("export", ExportRecord, _READER, schema=2)

@@ -2,7 +2,7 @@
 
 gather    read everything below some folders, and list what cannot be read
 axes      decide which accuracies and latencies may share an axis: those of one task, base and place
-choice    one row for every model at every place, and the recommended model
+panels    one row for every model at every place; choice: the recommended model of them
 tables    the rows as text, Markdown, CSV and JSON
 details   the data of the plots; views: the texts and rows of the page
 page      the page; its template, style, scripts and libraries are in page/

@@ -19,7 +19,7 @@ from edgevit.reporting.views import model_view, panel_data, panel_view, tabs
 from edgevit.version import written_by
 
 if TYPE_CHECKING:
-    from edgevit.reporting.wrong import Wrong
+    from edgevit.reporting.wrong import Mistake
 
 SHIPPED = Path(__file__).with_name("page")
 PACKED_CHARACTERS = 1_000_000  # size of all models' parts above which each is packed until a reader opens it
@@ -27,7 +27,7 @@ LIMIT_BYTES = 3_000_000  # above, mail and chat begin to refuse a file
 
 
 def as_html(
-    panels: Sequence[Panel], evidence: Evidence, pictures: Mapping[str, Sequence[Wrong]] = MappingProxyType({})
+    panels: Sequence[Panel], evidence: Evidence, pictures: Mapping[str, Sequence[Mistake]] = MappingProxyType({})
 ) -> str:
     """The page of these panels and all models, with misclassified images by model."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined

@@ -13,15 +13,16 @@ from edgevit.exporting.request import ready_made_files
 from edgevit.numbers import check_number
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.writing import write_whole, writing
-from edgevit.reporting.choice import Panel, not_shown, panels
+from edgevit.reporting.choice import Panel
 from edgevit.reporting.gather import Evidence, GatheredModel, gather
 from edgevit.reporting.page import as_html
+from edgevit.reporting.panels import not_shown, panels
 from edgevit.reporting.request import FORMATS, Format, ReportRequest
 from edgevit.reporting.tables import as_csv, as_json, as_markdown
 from edgevit.request import takes_options
 
 if TYPE_CHECKING:
-    from edgevit.reporting.wrong import Wrong
+    from edgevit.reporting.wrong import Mistake
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.writing import file_sha256
 from edgevit.reporting.axes import task_of
@@ -93,7 +94,7 @@ def report(request: ReportRequest, progress: Progress | None = None) -> Report:
         if all(verdict.state == "not measured" for verdict in of_gate):
             (reason,) = of_gate[0].reasons
             raise GateError(f"gate {gate}: {gate.metric} was measured in none of the runs: {reason}; or leave it out")
-    mistaken: Mapping[str, Sequence[Wrong]] = {}
+    mistaken: Mapping[str, Sequence[Mistake]] = {}
     if thumbnails:
         from edgevit.reporting.wrong import pictures
 
@@ -133,7 +134,7 @@ def _refuse_foreign(file: Path, format: Format) -> None:
             raise OutputError(f"{file} exists and is no report of this format, so it is not overwritten; remove it")
 
 
-def _text(format: Format, shown: Sequence[Panel], evidence: Evidence, mistaken: Mapping[str, Sequence[Wrong]]) -> str:
+def _text(format: Format, shown: Sequence[Panel], evidence: Evidence, mistaken: Mapping[str, Sequence[Mistake]]) -> str:
     if format == "html":
         return as_html(shown, evidence, mistaken)
     if format == "md":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.sentences import TOPICS, train_bert, vocabulary, write_sentences
-from edgevit.network.opening import open_base
+from edgevit.network.opening import open_network
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -29,4 +29,4 @@ def test_a_bert_learns_the_topics_and_is_written_as_a_folder_of_transformers(tmp
     data = write_sentences(tmp_path / "data", 150)
     top1 = train_bert(data, tmp_path / "bert", width=64, depth=1, tokens=40, epochs=8)
     assert top1 > 0.4  # of ten topics
-    assert open_base(tmp_path / "bert").release.labels == tuple(sorted(TOPICS))
+    assert open_network(tmp_path / "bert").release.labels == tuple(sorted(TOPICS))

@@ -16,7 +16,7 @@ from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
 import edgevit
 from benchmarks import sources
 from benchmarks.derivations import Case, store
-from edgevit.errors import DataError, OptionError, UnknownNameError
+from edgevit.errors import DataError, OptionError, UnknownNameError, UnsupportedModelError
 from edgevit.progress import Silent
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +43,13 @@ def test_a_user_s_base_and_images_are_taken_by_name(images: Path) -> None:
     assert sources.record_file(asked(), "neurons").name == "neurons.json"
     for more, name in (((), "dropout"), (("--base", "demo"), "dropout_demo"), (("--data", images), "dropout_animals")):
         assert sources.record_file(asked(*more), "dropout", sources.OURS[:1]).name == f"{name}.json"
+
+
+def test_a_base_without_a_classifier_is_refused(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path)
+    assert sources.open_base(NAME, checkpoint=checkpoint, model_args=ARGS).spec.outputs == 10
+    with pytest.raises(UnsupportedModelError, match="has no classifier; `edgevit base` fits one"):
+        sources.open_base(NAME, checkpoint=checkpoint, model_args={**ARGS, "num_classes": 0})
 
 
 def test_sub_tasks_are_drawn_or_named(images: Path) -> None:

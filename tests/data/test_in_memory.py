@@ -11,8 +11,10 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from edgevit.data.in_memory import PreparedImages, write_images, write_targets
+from edgevit.data.in_memory import PreparedImages, without_images, write_images, write_targets
+from edgevit.data.task import open_task
 from edgevit.errors import DataError
+from edgevit.records.model import TargetClass
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
 PREPARED = PreparedImages((3, 4, 5), MEAN, STD)
@@ -131,3 +133,13 @@ def test_targets_of_a_loader_are_files_beside_its_images() -> None:
     ):
         with pytest.raises(error, match=message):
             write_targets(data, PREPARED, function="edgevit.evaluate")
+
+
+def test_a_task_without_images_has_its_classes_and_empty_parts() -> None:
+    preprocessing = {"input_size": [3, 8, 8], "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+    task = without_images([TargetClass("7", 4), TargetClass("3", 9)], preprocessing)
+    assert (task.class_names, task.base_columns, task.has_images) == (["7", "3"], [4, 9], False)
+    assert [list(part.batches(4)) for part in (task.train, task.validation, task.test)] == [[], [], []]
+    assert task.train.source.references("train", "7") == []
+    seen = open_task("digits", "3,7", preprocessing={**preprocessing, "crop_pct": 1.0}, base_outputs=10)
+    assert seen.has_images and seen.fingerprint() != task.fingerprint()

@@ -13,7 +13,7 @@ from pycocotools.mask import encode
 from edgevit.data.objects import LearntObjects, mask_of
 from edgevit.data.request import AUGMENTS, Augment
 from edgevit.data.sources.coco import CocoImages, CocoObject
-from edgevit.data.task import evaluation_transform
+from edgevit.data.transforms import evaluation_transform
 from edgevit.errors import DataError
 
 PLAIN = {"input_size": (3, 60, 80), "interpolation": "bilinear", "mean": (0.0,) * 3, "std": (1.0,) * 3}

@@ -1,4 +1,4 @@
-"""What derive, supernet and base are asked: every field is an option with help, a key of a jobs file, in request.json.
+"""What derive and base are asked: every field is an option with help, a key of a jobs file, in request.json.
 
 No field is named here: one that is added is held to the same.
 """
@@ -15,7 +15,7 @@ import pytest
 from typer.main import get_command
 
 from edgevit.cli.app import app
-from edgevit.derivation.request import BaseRequest, DeriveRequest, SupernetRequest
+from edgevit.derivation.request import BaseRequest, DeriveRequest
 from edgevit.errors import EdgeVitError
 from edgevit.jobs.jobs_file import EXAMPLE, OWN_KEYS, BudgetEntry, JobsFile, MethodEntry, TaskEntry
 from edgevit.records.unfinished import open_partial, partial_folder
@@ -83,7 +83,6 @@ REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (DeriveRequest, {**REST, "output": "features:patches"}, "nothing is behind its backbone"),
     (DeriveRequest, {**REST, "budget_of": "whole"}, "--rest-rate and --budget-of whole both count"),
     (DeriveRequest, {**REST, "rate": None, "ms": 5.0}, "--rest-rate removes more than --ms measures"),
-    (SupernetRequest, {"base": "vit", "data": "digits", "rate": 2}, "--rate 2"),
     (BaseRequest, {"name": "vit"}, "needs weights"),
 ]
 

@@ -59,6 +59,11 @@ HEADS = {
     "classes": "F.log_softmax(x, 1) * ((x.argmax(1, keepdim=True) >= 3).to(x.dtype) + 1)",
     "masked": "torch.where((x > 0) & ~(x >= 1), x, -x.tile(1, 2, 1, 1)[:, :16]) + "
     "torch.einsum('bchw,cd->bdhw', x, self.w)",
+    "resized": "F.interpolate(x, size=(5, 7), mode='bilinear')[..., :4, :4] + F.interpolate(x, size=(4, 4)) + "
+    "F.interpolate(x, scale_factor=2, mode='bicubic', align_corners=True)[..., ::2, ::2]",
+    "padded": "F.pad(x, (1, 2, 1, 2), mode='reflect')[..., :4, :4] + F.pad(x, (1, 0), value=2.0)[..., :4] + "
+    "F.pad(x, (0, 0, 2, 1), mode='replicate')[..., 3:, :] + F.pixel_shuffle(x, 2).repeat(1, 4, 1, 1)[..., ::2, ::2]",
+    "sampled": "F.grid_sample(x, x[:, :2].tanh().permute(0, 2, 3, 1), align_corners=False) + x.mean((2, 3), True)",
     "grouped": "self.group(x).cumsum(2) + F.mish(x) + F.hardswish(x) + F.layer_norm(x, x.shape[1:])",
 }
 

@@ -16,7 +16,7 @@ from edgevit.exporting.onnx import export_files
 from edgevit.exporting.request import FilesRequest
 from edgevit.exporting.session import OnnxModel
 from edgevit.network.folder import load, save
-from edgevit.network.opening import open_base
+from edgevit.network.opening import open_network
 from edgevit.serving.package import package
 from edgevit.train.mixing import Mixing
 from edgevit.train.settings import Training
@@ -27,7 +27,7 @@ pytest.importorskip("tokenizers")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("texts")
-    save(open_base(write_release(root / "base", small_bert())), root / "model")
+    save(open_network(write_release(root / "base", small_bert())), root / "model")
     export_files(FilesRequest(model=root / "model", accuracy=False))
     return root / "model"
 

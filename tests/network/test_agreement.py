@@ -18,7 +18,7 @@ from timm.models import save_for_hf
 
 from edgevit.errors import CheckpointError
 from edgevit.network.model import Headless
-from edgevit.network.opening import open_base, open_network
+from edgevit.network.opening import open_network
 
 TIMM = {
     "architecture": NAME, "num_classes": 10, "global_pool": "token", "model_args": {**ARGS, "num_classes": 10},
@@ -109,7 +109,7 @@ def test_a_network_that_timm_does_not_have_is_not_guessed(small_vit: Any, tmp_pa
         CheckpointError, match=r"config\.json says architecture vit_of_next_year, which timm .* does not"
     ):
         open_network(folder)
-    assert torch.equal(outputs(open_base(NAME, checkpoint=folder, model_args={"num_heads": 2})), outputs(network))
+    assert torch.equal(outputs(open_network(NAME, checkpoint=folder, model_args={"num_heads": 2})), outputs(network))
 
 
 def test_an_argument_of_the_wrong_kind_is_said_to_be_in_config_json(small_vit: Any, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_network_whose_last_block_is_missing_is_opened_only_where_an_option_sa
     network = small_vit()
     folder = write(tmp_path / "m", hugging_face(network.state_dict(), "vit."), {**VIT, "num_hidden_layers": 3})
     assert f"num_hidden_layers is 3, in the weights 2; {AS_THEY_ARE} --model-arg depth=2 for" in refused(folder)
-    assert torch.equal(outputs(open_base(folder, model_args={"depth": 2})), outputs(network))
+    assert torch.equal(outputs(open_network(folder, model_args={"depth": 2})), outputs(network))
     write(folder, network.state_dict(), {**TIMM, "model_args": {"num_heads": 2, **ARGS, "depth": 12}})
     assert f"model_args.depth is 12, in the weights 2; {AS_THEY_ARE} --model-arg depth=2 for" in refused(folder)
 
@@ -167,7 +167,7 @@ def test_folders_that_fit_are_opened_as_they_are(small_vit: Any, tmp_path: Path)
     ):
         # What is not stated is assumed by the width of heads.
         args = {"num_heads": 2} if "encoder" in config else {}
-        model = open_base(write(tmp_path / str(number), state, config), model_args=args)
+        model = open_network(write(tmp_path / str(number), state, config), model_args=args)
         given = torch.randn(2, *model.input_size)
         with torch.inference_mode():
             assert model.input_size == network.input_size and torch.equal(model(given), network(given)), number
@@ -175,7 +175,7 @@ def test_folders_that_fit_are_opened_as_they_are(small_vit: Any, tmp_path: Path)
     bare = small_vit(num_classes=0)
     headless = open_network(write(tmp_path / "bare", bare.state_dict(), {**TIMM, "num_classes": 0, "model_args": ARGS}))
     assert isinstance(headless, Headless)
-    larger = open_base(tmp_path / "2", model_args={"img_size": 48})
+    larger = open_network(tmp_path / "2", model_args={"img_size": 48})
     assert larger.input_size == (3, 48, 48), "position embeddings are resampled where that is asked for"
 
 
@@ -186,7 +186,7 @@ def test_a_folder_as_timm_writes_it_is_opened(name: str, tmp_path: Path) -> None
     save_for_hf(network, tmp_path / "m")
     assert json.loads((tmp_path / "m" / "config.json").read_text())["num_features"] == network.num_features
     torch.testing.assert_close(
-        outputs(open_base(tmp_path / "m"), 224), outputs(network.eval(), 224), rtol=1e-4, atol=1e-4
+        outputs(open_network(tmp_path / "m"), 224), outputs(network.eval(), 224), rtol=1e-4, atol=1e-4
     )
 
 
@@ -194,7 +194,7 @@ def test_a_name_that_is_typed_takes_precedence_over_that_of_the_folder(small_vit
     network = small_vit()
     folder = write(tmp_path / "m", network.state_dict(), {**WITHOUT_ARGS, "architecture": "vit_base_patch16_224"})
     sizes = {key: ARGS[key] for key in ("patch_size", "embed_dim", "depth", "num_heads")}
-    assert torch.equal(outputs(open_base(NAME, checkpoint=folder, model_args=sizes)), outputs(network))
+    assert torch.equal(outputs(open_network(NAME, checkpoint=folder, model_args=sizes)), outputs(network))
 
 
 @pytest.mark.parametrize("config", [{**TIMM, "model_args": {}}, VIT], ids=["timm", "transformers"])
@@ -207,28 +207,28 @@ def test_a_name_of_other_sizes_than_those_of_the_folder_is_refused(
     sizes = {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768}
     config = config if "architecture" in config else {**config, **sizes, "patch_size": 16}
     folder = write(tmp_path / "m", state, config)
-    expected = outputs(open_base(folder))
+    expected = outputs(open_network(folder))
     for name in ("vit_tiny_patch16_224", "deit_tiny_patch16_224"):
-        assert torch.equal(outputs(open_base(name, checkpoint=folder)), expected), "of the same sizes"
+        assert torch.equal(outputs(open_network(name, checkpoint=folder)), expected), "of the same sizes"
     with pytest.raises(CheckpointError) as refusal:
-        open_base("vit_small_patch8_224", checkpoint=folder)
+        open_network("vit_small_patch8_224", checkpoint=folder)
     assert str(refusal.value).startswith(
         f"vit_small_patch8_224 is not the network in {folder}: patch_size is 8, there 16; embed_dim is 384, there 192; "
     )
     heads = "num_heads is 6, there 3; " if "architecture" not in config else ""
     assert f"{heads}give {folder}/model.safetensors alone as BASE, or --model-arg patch_size=16 " in str(refusal.value)
     typed = {"patch_size": 16, "embed_dim": 192, "num_heads": 3}
-    assert torch.equal(outputs(open_base("vit_small_patch8_224", checkpoint=folder, model_args=typed)), expected)
+    assert torch.equal(outputs(open_network("vit_small_patch8_224", checkpoint=folder, model_args=typed)), expected)
     with pytest.raises(CheckpointError, match=r"its weights are not of the family swin; give .* alone as BASE"):
-        open_base(SWIN, checkpoint=folder)
+        open_network(SWIN, checkpoint=folder)
 
 
 def test_a_norm_that_adds_less_to_variances_is_that_of_config_json(small_vit: Any, tmp_path: Path) -> None:
     network = small_vit()
     state = hugging_face(network.state_dict(), "vit.")
-    usual = open_base(write(tmp_path / "m", state, VIT))
+    usual = open_network(write(tmp_path / "m", state, VIT))
     assert "norm_eps" not in usual.spec.timm_args, "it is timm's own"
-    model = open_base(write(tmp_path / "m", state, {**VIT, "layer_norm_eps": 0.01}))
+    model = open_network(write(tmp_path / "m", state, {**VIT, "layer_norm_eps": 0.01}))
     for norm in network.modules():
         if isinstance(norm, torch.nn.LayerNorm):
             norm.eps = 0.01
@@ -238,4 +238,4 @@ def test_a_norm_that_adds_less_to_variances_is_that_of_config_json(small_vit: An
 def test_an_argument_in_config_json_that_timm_refuses_is_said_to_be_there(small_vit: Any, tmp_path: Path) -> None:
     folder = write(tmp_path / "m", hugging_face(small_vit().state_dict(), "vit."), {**VIT, "num_attention_heads": 5})
     with pytest.raises(CheckpointError, match=rf"num_heads=5: .*; check --model-arg and {folder}/config\.json$"):
-        open_base(folder)
+        open_network(folder)

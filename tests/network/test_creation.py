@@ -16,25 +16,25 @@ from small_base import ARGS, NAME, outputs
 import edgevit
 from edgevit.errors import CheckpointError, OptionError, UnknownNameError
 from edgevit.network.creation import norm_eps
-from edgevit.network.opening import open_base
+from edgevit.network.opening import open_network
 
 
 def test_a_name_that_timm_does_not_know_is_corrected() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'deit_base_patch16_224'"):
-        open_base("deit_base_patch16_244", pretrained=True)
+        open_network("deit_base_patch16_244", pretrained=True)
     with pytest.raises(UnknownNameError, match="did you mean 'vit_b_16'"):
-        open_base("vit_b_61", pretrained=True)
+        open_network("vit_b_61", pretrained=True)
     with pytest.raises(CheckpointError, match="give --checkpoint FILE, or --pretrained"):
-        open_base(NAME)
+        open_network(NAME)
     with pytest.raises(OptionError, match="exclude each other"):
-        open_base(NAME, checkpoint="x.pth", pretrained=True)
+        open_network(NAME, checkpoint="x.pth", pretrained=True)
 
 
 def test_norms_add_what_an_argument_says_in_copies_and_with_timm_alone_too(tmp_path: Path, small_vit: Any) -> None:
     """transformers' ViTs add 1e-12 to variances, timm's 1e-6."""
     save_file(small_vit().state_dict(), tmp_path / "base.safetensors")
     base, usual = (
-        open_base(NAME, checkpoint=tmp_path / "base.safetensors", model_args={**ARGS, **args})
+        open_network(NAME, checkpoint=tmp_path / "base.safetensors", model_args={**ARGS, **args})
         for args in ({"norm_eps": 0.01}, {})
     )
     assert norm_eps(base) == {0.01} and norm_eps(usual) == {1e-6}
@@ -68,5 +68,5 @@ def test_a_hub_that_does_not_answer_is_not_tried_again_and_again(monkeypatch: py
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it waits to try again"))
     monkeypatch.setenv("NO_PROXY", "*")
     with pytest.raises(CheckpointError, match=r"http://127\.0\.0\.1:9 does not answer, and no copy is in the cache"):
-        open_base(NAME, pretrained=True)
+        open_network(NAME, pretrained=True)
     assert huggingface_hub.constants.HF_HUB_OFFLINE is False

@@ -23,7 +23,7 @@ from edgevit.errors import CheckpointError, EdgeVitError, OutputError
 from edgevit.network.anatomy import Block, BlockDims
 from edgevit.network.folder import load, save
 from edgevit.network.model import Model, derived_spec, describe
-from edgevit.network.opening import open_base
+from edgevit.network.opening import open_network
 from edgevit.records.derivation import Accuracies, AccuracyRecord
 from edgevit.records.model import TargetClass
 
@@ -230,7 +230,7 @@ def test_a_folder_that_is_none_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere does not exist; check the path"):
         load(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="no model folder at"):
-        open_base(str(tmp_path / "nowhere"))
+        open_network(str(tmp_path / "nowhere"))
 
 
 def test_an_existing_folder_is_not_touched(small_vit: Any, tmp_path: Path) -> None:

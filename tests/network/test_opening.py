@@ -18,7 +18,7 @@ from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError, UnknownNameError
 from edgevit.network.folder import load, save
 from edgevit.network.model import Headless, Model, derived_spec
-from edgevit.network.opening import network_without_weights, open_base, open_network
+from edgevit.network.opening import network_without_weights, open_network
 from edgevit.records.model import TargetClass
 
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -26,16 +26,16 @@ IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 def test_a_model_folder_is_a_base_again(tmp_path: Path) -> None:
     write_halves(tmp_path / "m")
-    base = open_base(tmp_path / "m", preprocessing={"mean": [0.1, 0.2, 0.3]})
+    base = open_network(tmp_path / "m", preprocessing={"mean": [0.1, 0.2, 0.3]})
     assert base.spec.base.embed == 64
     assert base.preprocessing["mean"] == [0.1, 0.2, 0.3]
     with pytest.raises(OptionError, match="brings its own weights"):
-        open_base(tmp_path / "m", pretrained=True)
+        open_network(tmp_path / "m", pretrained=True)
 
 
 def test_a_model_with_another_embedding_is_a_base_of_that_width(tmp_path: Path) -> None:
     write_narrower(tmp_path / "m", 27)
-    base = open_base(tmp_path / "m")
+    base = open_network(tmp_path / "m")
     assert base.spec.base.embed == 27
     slim = base.with_embedding(encoder(flat_basis(27), 9))
     labels = tuple(TargetClass(name, i) for i, name in enumerate(base.classes))
@@ -56,14 +56,14 @@ def test_a_model_with_another_embedding_is_a_base_of_that_width(tmp_path: Path) 
 def test_arguments_that_timm_refuses_are_one_line(small_vit: Any, tmp_path: Path, args: Any) -> None:
     save_file(small_vit().state_dict(), tmp_path / "base.safetensors")
     with pytest.raises(EdgeVitError) as refusal:
-        open_base(NAME, checkpoint=tmp_path / "base.safetensors", model_args={**ARGS, **args})
+        open_network(NAME, checkpoint=tmp_path / "base.safetensors", model_args={**ARGS, **args})
     assert "\n" not in str(refusal.value) and "--model-arg" in str(refusal.value)
 
 
 @pytest.mark.parametrize("prefix", ["timm/", "hf-hub:timm/", "hf_hub:timm/"])
 def test_names_as_the_hubs_write_them_are_timms(small_vit: Any, tmp_path: Path, prefix: str) -> None:
     save_file(small_vit().state_dict(), tmp_path / "base.safetensors")
-    model = open_base(f"{prefix}{NAME}.augreg_in21k", checkpoint=tmp_path / "base.safetensors", model_args=ARGS)
+    model = open_network(f"{prefix}{NAME}.augreg_in21k", checkpoint=tmp_path / "base.safetensors", model_args=ARGS)
     assert model.spec.timm_name == f"{NAME}.augreg_in21k"
 
 
@@ -73,7 +73,7 @@ def test_weights_alone_are_opened_by_their_shapes_and_their_folder(small_vit: An
     save_file(network.state_dict(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"architecture": NAME, "model_args": ARGS}))
     for base in (tmp_path, tmp_path / "model.safetensors", f"local-dir:{tmp_path}"):
-        model = open_base(base)
+        model = open_network(base)
         assert model.spec.timm_name == NAME and torch.equal(outputs(model), outputs(network))
         assert model.spec.timm_args == {**ARGS, "num_classes": 10}
         blocks = network_without_weights(base).module.blocks.state_dict()
@@ -83,13 +83,13 @@ def test_weights_alone_are_opened_by_their_shapes_and_their_folder(small_vit: An
     (tmp_path / "config.json").unlink()
     distilled = small_vit("deit_tiny_distilled_patch16_224", num_heads=1)
     save_file(distilled.state_dict(), tmp_path / "model.safetensors")
-    model = open_base(tmp_path / "model.safetensors")
+    model = open_network(tmp_path / "model.safetensors")
     assert model.spec.timm_name == "deit_tiny_distilled_patch16_224" and torch.equal(outputs(model), outputs(distilled))
     with pytest.raises(CheckpointError, match="its shapes are of the kind of deit_tiny_distilled_patch16_224"):
-        open_base(NAME, checkpoint=tmp_path, model_args=ARGS)
+        open_network(NAME, checkpoint=tmp_path, model_args=ARGS)
     save_file(small_vit(embed_dim=96).state_dict(), tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="96 channels are no multiple of 64; give --model-arg num_heads=N"):
-        open_base(tmp_path / "model.safetensors")
+        open_network(tmp_path / "model.safetensors")
 
 
 def test_images_are_of_the_size_of_an_image_processor_and_one_without_an_equal_is_named(
@@ -101,11 +101,12 @@ def test_images_are_of_the_size_of_an_image_processor_and_one_without_an_equal_i
     images = {"size": {"height": 48, "width": 48}, "do_resize": True, "image_mean": [0.1] * 3, "image_std": [0.5] * 3}
     for name, content in (("preprocessor_config", images), ("processor_config", {"image_processor": images})):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-        assert open_base(tmp_path).input_size == (3, 48, 48) and open_base(tmp_path).preprocessing["mean"] == [0.1] * 3
+        model = open_network(tmp_path)
+        assert model.input_size == (3, 48, 48) and model.preprocessing["mean"] == [0.1] * 3
         content = json.loads(json.dumps(content).replace('"height"', '"longest_edge"'))
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
         with pytest.raises(OptionError, match=rf"^{tmp_path}/{name}\.json prepares images .*; give --crop-pct$"):
-            open_base(tmp_path)
+            open_network(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from edgevit.data.sources.folder import open_images
-from edgevit.data.task import evaluation_transform
+from edgevit.data.transforms import evaluation_transform
 from edgevit.errors import DataError, ModelError, OptionError, UnsupportedModelError
 from edgevit.network.model import Model, describe
 from edgevit.network.prediction import Rejection, predictions_of, scores

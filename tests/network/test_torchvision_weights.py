@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.models import VisionTransformer, ViT_B_16_Weights, ViT_L_16_Weights
 
 from edgevit.errors import CheckpointError, UnknownNameError
-from edgevit.network.opening import network_without_weights, open_base
+from edgevit.network.opening import network_without_weights, open_network
 from edgevit.network.torchvision_weights import downloaded, torchvision_network, weights_in, weights_preprocessing
 
 HEADS = {"num_heads": 2}  # which no shape says
@@ -43,12 +43,12 @@ def same(one: Tensor, other: Tensor) -> None:
 def test_a_network_is_addressed_as_in_torchvision(published: tuple[Path, Any], name: str) -> None:
     file, network = published
     progress = RecordedProgress()
-    fetched = open_base(name, pretrained=True, model_args=HEADS, progress=progress)
+    fetched = open_network(name, pretrained=True, model_args=HEADS, progress=progress)
     assert progress.notes[0] == f"{name}, of torchvision, is timm's vit_base_patch16_224"
     assert progress.notes[1].startswith(
         "torchvision's weights ViT_B_16_Weights.IMAGENET1K_V1, from torch's cache or ht"
     )
-    given = open_base(name, checkpoint=file, model_args=HEADS)
+    given = open_network(name, checkpoint=file, model_args=HEADS)
     for base in (fetched, given):
         assert base.spec.timm_name == "vit_base_patch16_224"
         same(outputs(base), outputs(network))
@@ -59,12 +59,12 @@ def test_images_are_prepared_as_for_the_weights_that_are_named_or_whose_file_it_
     published: tuple[Path, Any], tmp_path: Path
 ) -> None:
     file, _ = published
-    named = open_base("vit_b_16.IMAGENET1K_SWAG_E2E_V1", checkpoint=file, model_args=HEADS)
+    named = open_network("vit_b_16.IMAGENET1K_SWAG_E2E_V1", checkpoint=file, model_args=HEADS)
     assert (named.preprocessing["interpolation"], named.preprocessing["crop_pct"]) == ("bicubic", 1)
     assert named.release.origin["crop_pct"] == "torchvision"
     renamed = file.rename(tmp_path / "vit_l_16-852ce7e3.pth")
     assert weights_in(renamed) is ViT_L_16_Weights.IMAGENET1K_V1 and weights_in(tmp_path / "mine.pth") is None
-    crop = open_base(renamed, model_args=HEADS).preprocessing["crop_pct"]
+    crop = open_network(renamed, model_args=HEADS).preprocessing["crop_pct"]
     assert math.floor(224 / crop) == 242
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from small_base import ARGS, NAME, outputs
 
 from edgevit.errors import CheckpointError
-from edgevit.network.opening import open_base
+from edgevit.network.opening import open_network
 from edgevit.network.weights import mlp_ratio, read_weights
 
 
@@ -43,14 +43,14 @@ def test_checkpoints_are_found_under_their_usual_wrappings(
     state = {prefix + k: v for k, v in network.state_dict().items()}
     file = tmp_path / "base.pth"
     torch.save({wrapped: state, "epoch": 3, "lr": 0.1} if wrapped else state, file)
-    model = open_base(NAME, checkpoint=file, model_args=ARGS)
+    model = open_network(NAME, checkpoint=file, model_args=ARGS)
     assert torch.equal(outputs(model), outputs(network))
     assert model.spec.timm_args["num_classes"] == model.spec.base.outputs == 7
 
 
 def test_half_precision_weights_become_fp32(small_vit: Any, tmp_path: Path) -> None:
     save_file({k: v.half() for k, v in small_vit().state_dict().items()}, tmp_path / "half.safetensors")
-    model = open_base(NAME, checkpoint=tmp_path / "half.safetensors", model_args=ARGS)
+    model = open_network(NAME, checkpoint=tmp_path / "half.safetensors", model_args=ARGS)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
@@ -58,7 +58,7 @@ def test_the_same_weights_have_the_same_hash_whatever_the_file(small_vit: Any, t
     state = small_vit().state_dict()
     save_file(state, tmp_path / "a.safetensors")
     torch.save({"model": state}, tmp_path / "a.pth")
-    one, two = (open_base(NAME, checkpoint=tmp_path / f, model_args=ARGS) for f in ("a.safetensors", "a.pth"))
+    one, two = (open_network(NAME, checkpoint=tmp_path / f, model_args=ARGS) for f in ("a.safetensors", "a.pth"))
     assert one.spec.base.weights_sha256 == two.spec.base.weights_sha256
 
 
@@ -113,9 +113,9 @@ def test_averaged_weights_are_read_as_by_timm_and_that_is_said(small_vit: Any, t
         f"{file} has two sets of weights: {averaged}, averaged over the training, is used, as by timm, and not "
         "state_dict; to use those, save them alone"
     ]
-    assert torch.equal(outputs(open_base(NAME, checkpoint=file, model_args=ARGS)), outputs(mean))
+    assert torch.equal(outputs(open_network(NAME, checkpoint=file, model_args=ARGS)), outputs(mean))
     torch.save({**held, averaged: None}, file)  # a training without an average
-    assert torch.equal(outputs(open_base(NAME, checkpoint=file, model_args=ARGS)), outputs(last))
+    assert torch.equal(outputs(open_network(NAME, checkpoint=file, model_args=ARGS)), outputs(last))
 
 
 def test_a_checkpoint_that_holds_itself_is_refused(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_values_that_are_no_weights_by_themselves_are_refused(
     state = {name: change(t) if name == "head.weight" else t for name, t in small_vit().state_dict().items()}
     torch.save({**state, "seen": torch.tensor(3)}, tmp_path / "base.pth")
     with pytest.raises(CheckpointError, match=f"base.pth: head.weight {said}, and weights are floating-point"):
-        open_base(NAME, checkpoint=tmp_path / "base.pth", model_args=ARGS)
+        open_network(NAME, checkpoint=tmp_path / "base.pth", model_args=ARGS)
 
 
 @pytest.mark.parametrize("text", ["base: vit\n", '{"schema": 1}\n', "epoch,top1\n"])
@@ -312,7 +312,7 @@ def test_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
 def test_weights_of_another_architecture_say_what_differs(small_vit: Any, tmp_path: Path, args: Any, said: str) -> None:
     save_file(small_vit().state_dict(), tmp_path / "base.safetensors")
     with pytest.raises(CheckpointError, match="does not fit") as refusal:
-        open_base(NAME, checkpoint=tmp_path / "base.safetensors", model_args={**ARGS, **args})
+        open_network(NAME, checkpoint=tmp_path / "base.safetensors", model_args={**ARGS, **args})
     assert said in str(refusal.value) and "--model-arg" in str(refusal.value) and "\n" not in str(refusal.value)
 
 

@@ -11,7 +11,7 @@ from detectors import write_detectors
 from PIL import Image
 from torchvision.transforms.functional import to_tensor
 
-from edgevit.data.task import evaluation_transform
+from edgevit.data.transforms import evaluation_transform
 from edgevit.network.opening import open_network
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from some_report import write_everything
 
-from edgevit.reporting.choice import panels
 from edgevit.reporting.details import MATRIX
 from edgevit.reporting.gather import gather
 from edgevit.reporting.page import LIMIT_BYTES, SHIPPED, as_html
+from edgevit.reporting.panels import panels
 
 
 def test_the_page_is_one_file_that_asks_the_network_for_nothing(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 from some_report import write_everything
 
 from edgevit.board.gates import parse_gate
-from edgevit.reporting.choice import Entry, Panel, panels
+from edgevit.reporting.choice import Entry, Panel
 from edgevit.reporting.gather import Evidence, Skipped, gather
+from edgevit.reporting.panels import panels
 from edgevit.reporting.tables import (
     COLUMNS,
     answer,

@@ -11,9 +11,9 @@ from some_report import GOOD, derived, write_everything, write_folder
 from edgevit.board.gates import parse_gate
 from edgevit.records.derivation import RejectedRecord
 from edgevit.records.model_folder import ModelFolder
-from edgevit.reporting.choice import panels
 from edgevit.reporting.gather import Evidence, gather
 from edgevit.reporting.page import as_html
+from edgevit.reporting.panels import panels
 from edgevit.reporting.views import model_view, panel_data, panel_view, tabs
 
 IDS = {"base": "m0", "t1": "m1", "t2": "m2"}

@@ -9,26 +9,51 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from seals import reseal
-from some_mistakes import derive_wrong
+from small_base import derive, write_checkpoint
 
+import edgevit
+from edgevit.data.task import open_task
 from edgevit.errors import OptionError
+from edgevit.progress import Silent
+from edgevit.records.model_folder import ModelFolder
 from edgevit.reporting.run import report
-from edgevit.reporting.wrong import PIXELS, small
+from edgevit.reporting.wrong import PIXELS, mistakes, small
 
 SHOWN = '<img src="data:image/jpeg;base64,'
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return derive_wrong(tmp_path_factory.mktemp("wrong"))
+    """Of a derived model that gets most images wrong: random weights, and half of them gone."""
+    wrong = tmp_path_factory.mktemp("wrong")
+    derive(write_checkpoint(wrong), wrong / "t1", method="random", training={"steps": 0}, cache=False)
+    return wrong / "t1"
 
 
 def test_a_picture_is_small_and_keeps_its_shape() -> None:
     uri = small(Image.new("RGB", (400, 200), "red"))
     picture = Image.open(io.BytesIO(base64.b64decode(uri.removeprefix("data:image/jpeg;base64,"))))
     assert picture.format == "JPEG" and picture.size == (PIXELS, PIXELS // 2)
+
+
+def test_mistakes_are_predicted_otherwise_the_most_probable_first(folder: Path) -> None:
+    model, record = edgevit.load(folder), ModelFolder(folder).derivation()
+    assert record is not None
+    names = [label.name for label in record.data.classes]
+    task = open_task("digits", names, preprocessing=model.preprocessing, base_outputs=10, seed=record.data.seed)
+    found = mistakes(folder, 5, Silent())
+    images, labels = next(iter(task.validation.batches(len(task.validation))))
+    with torch.inference_mode():
+        probability, predicted = model(images).softmax(1).max(1)
+    missed = sorted(
+        zip(probability[predicted != labels].tolist(), labels[predicted != labels].tolist(), strict=True), reverse=True
+    )
+    assert len(missed) > 5 and [one.label for one in found] == [names[label] for _, label in missed[:5]]
+    assert [one.probability for one in found] == pytest.approx([share for share, _ in missed[:5]], abs=1e-5)
+    assert all(one.predicted != one.label and one.picture.startswith("data:image/jpeg") for one in found)
 
 
 def test_a_page_has_them_only_where_it_is_asked(folder: Path, tmp_path: Path) -> None:

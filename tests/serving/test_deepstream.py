@@ -14,7 +14,7 @@ import some_engines
 import torch
 from PIL import Image
 
-from edgevit.data.task import evaluation_transform
+from edgevit.data.transforms import evaluation_transform
 from edgevit.errors import OptionError
 from edgevit.network.folder import load
 from edgevit.records.export import OutputClass

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from places import ROOT
 
-from edgevit.data.task import evaluation_transform
+from edgevit.data.transforms import evaluation_transform
 from edgevit.errors import ExportError
 from edgevit.network.folder import load
 from edgevit.serving.model import find_served

@@ -12,7 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks import scenes
-from edgevit.data.task import Split, evaluation_transform, open_unlabelled_task
+from edgevit.data.task import Split, open_unlabelled_task
+from edgevit.data.transforms import evaluation_transform
 from edgevit.derivation.cache import Cache
 from edgevit.derivation.session.imitation import with_units
 from edgevit.network.opening import open_network

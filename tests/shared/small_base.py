@@ -22,6 +22,7 @@ import edgevit
 import edgevit.train.loop as loop
 from edgevit.data import task
 from edgevit.data.sources.digits import Digits
+from edgevit.data.transforms import TransformedImages
 from edgevit.train.settings import Training
 
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
@@ -54,7 +55,7 @@ def assert_same_weights(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Non
 
 
 references = Digits.references
-read_image = task._Images.__getitem__
+read_image = TransformedImages.__getitem__
 digits: dict[tuple[Any, ...], Tensor] = {}
 SMALL = 3 * 32 * 32
 
@@ -85,7 +86,7 @@ def read_once(self: Any, key: Any) -> tuple[Tensor, int]:
 
 task.evaluation_transform = made_once(task.evaluation_transform)
 task.training_transform = made_once(task.training_transform)
-task._Images.__getitem__ = read_once  # type: ignore[method-assign]
+TransformedImages.__getitem__ = read_once  # type: ignore[method-assign]
 
 
 def a_third(self: Any, part: Any, class_name: str) -> list[Any]:

@@ -63,7 +63,6 @@ def add(model: Path, *, board: str = ORIN, created: str = "2026-01-01", **change
         "fused": 12,
         "blocks": 12,
         "fused_expected": 12,
-        "fused_proxy": None,
         "accuracy": None,
         "attempts": (EngineAttempt("fp16", 2.5, "loses 31% on 'heron'"),),
         "inputs": (),

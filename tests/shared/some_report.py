@@ -26,6 +26,7 @@ from edgevit.records.derivation import (
 from edgevit.records.engine import EngineAccuracy, EngineClassAccuracy
 from edgevit.records.export import EXPORT_KIND, AccuracyCheck, ExportedFile, FileAccuracy, Parity
 from edgevit.records.model import BlockDims, TargetClass
+from edgevit.reporting.choice import Entry, Panel
 
 CLASSES = (TargetClass("cat", 3), TargetClass("dog", 5))
 DATA = DataRecord(
@@ -124,3 +125,8 @@ def write_everything(root: Path) -> Path:
     (runs / "spoilt").mkdir()
     (runs / "spoilt" / "model.json").write_text("{")
     return root
+
+
+def by_title(panel: Panel) -> dict[str, Entry]:
+    """The rows of a panel by their titles."""
+    return {entry.title: entry for entry in panel.entries}

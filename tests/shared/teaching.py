@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Task, open_task
 from edgevit.network.copies import bare_copy
-from edgevit.network.opening import open_base
+from edgevit.network.opening import open_network
 from edgevit.network.output import Logits
 from edgevit.train.distil import Distillation
 from edgevit.train.history import History
@@ -57,7 +57,7 @@ class Bench:
 
 def open_bench(checkpoint: Path) -> Bench:
     given: Any = {"model_args": ARGS, "preprocessing": PREPROCESSING, "pretrained": False}
-    base = open_base("vit_tiny_patch16_224", checkpoint=checkpoint, **given)
+    base = open_network("vit_tiny_patch16_224", checkpoint=checkpoint, **given)
     task = open_task("digits", CLASSES, preprocessing=base.preprocessing, base_outputs=10, unlabelled="digits")
     return Bench(base, task)
 

@@ -8,8 +8,7 @@ from typing import Any, Callable, Iterator
 import pycuda.driver as driver
 
 from ..messages import CudaDevice
-from ..runners import RunnerError
-from .capture import CaptureError
+from ..runners import CaptureError, RunnerError
 
 if not hasattr(driver.Device, "retain_primary_context"):
     raise ImportError("this pycuda is older than 2020.1 and cannot use the context that TensorRT uses")

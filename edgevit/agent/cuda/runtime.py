@@ -8,8 +8,7 @@ from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_ulongl
 from typing import Any, Callable
 
 from ..messages import CudaDevice
-from ..runners import RunnerError
-from .capture import CaptureError
+from ..runners import CaptureError, RunnerError
 
 NAMES = (
     "libcudart.so",

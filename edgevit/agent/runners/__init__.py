@@ -40,6 +40,10 @@ class AloneError(RunnerError):
     """Models cannot be open in one process without one slowing the others, on this machine or as asked."""
 
 
+class CaptureError(RunnerError):
+    """The work cannot be captured into a graph; it can still be enqueued."""
+
+
 class Lane(Protocol):
     """One of several streams that work side by side."""
 

@@ -11,10 +11,9 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any, Callable, Iterator
 
 from ..cuda import Cuda, open_cuda
-from ..cuda.capture import CaptureError
 from ..execution import Execution, import_tensorrt, make_log, open_engine, random_bytes
 from ..layers import describe_layer, read_layers, with_times
-from . import Loaded, Profiled, RunnerError
+from . import CaptureError, Loaded, Profiled, RunnerError
 
 REQUIRES = ("tensorrt",)
 

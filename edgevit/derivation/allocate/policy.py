@@ -3,7 +3,8 @@
 `fused` (default): QK = VO in each block, a multiple of 8 and at least 16, so that NVIDIA's compiler fuses the
 attention; FFN a multiple of 8 (or 16, 32, 64), and the embedding of 16 (or another of these). `fused4`: all sizes that
 it fuses, some with more copies: multiples of 4, at least 12. `paper`: QK and VO apart, multiples of 8, at least 8, as
-in Vulcan's released code. `free`: any width. All heads of a block have one width.
+in Vulcan's released code. `free`: any width. All heads of a block have one width. Numbers of tokens fill tiles under
+every policy.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from edgevit.network.cost import Geometry
 from edgevit.records.model import HEAD_WIDTHS, WIDTHS
 
 _MULTIPLES = (1, 8, 16, 32, 64)  # allowed multiples of FFN widths and of the embedding
+# Pairs of a least number of tokens, and the multiple that a matrix unit takes at once from it on.
+_TILES = ((128, 64), (32, 16), (0, 8))
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,12 @@ def make_policy(name: str, ffn_multiple: int | None = None, embed_multiple: int 
             raise OptionError(f"{dimension} multiple {multiple} is not one of {', '.join(map(str, _MULTIPLES))}")
     policy = POLICIES[name]
     return replace(policy, ffn_step=ffn_multiple or policy.ffn_step, embed_step=embed_multiple or policy.embed_step)
+
+
+def tile_counts(geometry: Geometry) -> list[int]:
+    """List the numbers of tokens below a network's own that fill tiles, rising; at least one patch stays."""
+    tile = next(tile for least, tile in _TILES if geometry.tokens >= least)
+    return [n for n in range(tile, geometry.tokens, tile) if n > geometry.tokens - geometry.patches]
 
 
 Widths = Mapping[SizeAxis, float]  # real-valued widths that a method requests for one block, by axis

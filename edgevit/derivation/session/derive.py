@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgevit.data.no_images import without_images
+from edgevit.data.in_memory import without_images
 from edgevit.data.request import Augment
 from edgevit.data.task import Task, without
 from edgevit.derivation.allocate.budget import Budget, make_budget

@@ -20,9 +20,10 @@ from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.cache import Cache, derivations_folder
 from edgevit.derivation.problem import Problem, Stopwatch
-from edgevit.derivation.request import BaseRequest, DeriveRequest, Deriving, SupernetRequest
+from edgevit.derivation.request import BaseRequest, DeriveRequest, Deriving
 from edgevit.derivation.session.imitation import check_enough_images, units_sha256, unlabelled_model, with_units
 from edgevit.derivation.solve.head import with_fitted_head
+from edgevit.derivation.supernet_request import SupernetRequest
 from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, TrainingError
 from edgevit.network.classifier import with_classes
 from edgevit.network.detector import Letterbox, Pyramid

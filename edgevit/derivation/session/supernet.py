@@ -31,12 +31,12 @@ from edgevit.derivation.methods.skd.wpac import concentrate, concentrate_embeddi
 from edgevit.derivation.options import SUPERNET, make_config
 from edgevit.derivation.plan import EmbedPlan
 from edgevit.derivation.problem import Problem, distillation_for, train_for
-from edgevit.derivation.request import SupernetRequest
 from edgevit.derivation.session.base_check import ask, judge_base
 from edgevit.derivation.session.in_memory import IN_MEMORY, as_files
 from edgevit.derivation.session.opening import Opened, open_for, resumable, unfinished, write_model
 from edgevit.derivation.session.resolved import shape_record, versions
 from edgevit.derivation.solve.head import open_task_for
+from edgevit.derivation.supernet_request import SupernetRequest
 from edgevit.errors import OptionError, UnsupportedModelError
 from edgevit.network.anatomy import check_all_pass
 from edgevit.network.model import Model, derived_spec

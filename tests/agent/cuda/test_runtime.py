@@ -14,8 +14,7 @@ from pythons import interpreter
 from standin_board import ORIN, exercise, play_cudart, real_cudart
 
 from edgevit.agent.cuda import describe_cuda, open_cuda
-from edgevit.agent.cuda.capture import CaptureError
-from edgevit.agent.runners import RunnerError
+from edgevit.agent.runners import CaptureError, RunnerError
 
 
 @pytest.mark.parametrize(

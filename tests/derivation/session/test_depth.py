@@ -16,7 +16,7 @@ from edgevit.derivation.session.depth import check_removal, least_missed_blocks,
 from edgevit.errors import Interrupted, OptionError
 from edgevit.network.classifier import with_classes
 from edgevit.network.network import Network
-from edgevit.network.opening import open_base
+from edgevit.network.opening import open_network
 from edgevit.records.model_folder import ModelFolder
 from edgevit.train.passes import accuracy_of, open_passes
 from edgevit.train.settings import Training
@@ -45,7 +45,7 @@ def small(checkpoint: Path, out: Path, **more: Any) -> Any:
 
 
 def test_the_block_that_costs_least_goes_and_is_chosen_anew_each_time(deep_checkpoint: Path) -> None:
-    base = open_base(NAME, checkpoint=deep_checkpoint, model_args=DEEP, preprocessing=PREPROCESSING)
+    base = open_network(NAME, checkpoint=deep_checkpoint, model_args=DEEP, preprocessing=PREPROCESSING)
     task = open_task("digits", ["3", "7", "9"], preprocessing=base.preprocessing, base_outputs=10)
     network, passes = with_classes(base, task.base_columns), open_passes(Training(device="cpu"))
     images = task.train.subset(60)

@@ -15,7 +15,7 @@ import edgevit
 from edgevit.data.task import open_task
 from edgevit.derivation.measure.statistics import calibrate
 from edgevit.errors import CheckpointError, EdgeVitError
-from edgevit.network.opening import open_base
+from edgevit.network.opening import open_network
 from edgevit.records.model_folder import ModelFolder
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
@@ -87,7 +87,7 @@ def test_what_is_for_images_alone_is_refused(base: Path, tmp_path: Path, image_f
 
 @torch.no_grad()
 def test_statistics_are_of_the_tokens_of_texts_and_not_of_padding(base: Path) -> None:
-    network = open_base(base)
+    network = open_network(base)
     task = open_task(base.parent / "data", None, preprocessing=network.preprocessing, base_outputs=4)
     passes = open_passes(Training(steps=0, device="cpu"))
     statistics = calibrate(network, task.train, passes, factorisation="activations", hidden=True)

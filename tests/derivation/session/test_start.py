@@ -21,7 +21,7 @@ from edgevit.derivation.session.start import loss_on_validation
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.network.classifier import with_classes
 from edgevit.network.copies import bare_copy
-from edgevit.network.opening import open_base
+from edgevit.network.opening import open_network
 from edgevit.records.derivation import StartRecord
 from edgevit.records.model_folder import ModelFolder
 
@@ -63,7 +63,7 @@ def test_the_base_is_cut_after_training_and_its_losses_are_those_of_the_labels(
     trained = record.base_training
     assert trained is not None and (trained.steps, trained.more["warmup_steps"]) == (30, 3)
     # both losses anew, of the base and of the weights that were kept
-    model = open_base(
+    model = open_network(
         NAME, checkpoint=digits_checkpoint, pretrained=False, model_args=ARGS, preprocessing=PREPROCESSING
     )
     task = open_task("digits", ["3", "7", "9"], preprocessing=model.preprocessing, base_outputs=10)
@@ -89,7 +89,7 @@ def test_the_base_is_cut_after_training_and_its_losses_are_those_of_the_labels(
 
 def test_to_be_surer_alone_is_not_better(digits_checkpoint: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"pretrained": False, "model_args": ARGS, "preprocessing": PREPROCESSING}
-    model = open_base(NAME, checkpoint=digits_checkpoint, **given)
+    model = open_network(NAME, checkpoint=digits_checkpoint, **given)
     task = open_task("digits", ["3", "7", "9"], preprocessing=model.preprocessing, base_outputs=10)
     problem = untrained(model, task, 0.5, tmp_path)
     surer = bare_copy(problem.network)

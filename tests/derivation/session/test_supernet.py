@@ -24,7 +24,7 @@ from edgevit.derivation.session.derive import derive
 from edgevit.derivation.session.supernet import supernet
 from edgevit.errors import BudgetError, CheckpointError, Interrupted, OptionError
 from edgevit.network.folder import load
-from edgevit.network.opening import open_base
+from edgevit.network.opening import open_network
 from edgevit.records.derivation import Accuracies
 from edgevit.records.model_folder import ModelFolder
 from edgevit.train.passes import accuracy_of, open_passes
@@ -73,7 +73,7 @@ def weights(folder):
 
 
 def test_the_folder_is_a_model_folder_and_its_curve_is_that_of_its_slices(net):
-    opened = open_base(net.folder)
+    opened = open_network(net.folder)
     assert opened.spec.head == "full" and opened.spec.rate == 0 and edgevit.load(net.folder).classes == opened.classes
     task = reopen(net.record.data, opened.preprocessing)
     passes = open_passes(Training(device="cpu"))

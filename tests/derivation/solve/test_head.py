@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from small_base import ARGS, write_checkpoint
 
 import edgevit
-from edgevit.derivation.request import DeriveRequest, SupernetRequest
+from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.session.opening import open_for
 from edgevit.derivation.solve.head import FEWEST, best_head, open_task_for
+from edgevit.derivation.supernet_request import SupernetRequest
 from edgevit.errors import DataError, OptionError
 from edgevit.network.opening import open_network
 from edgevit.progress import Silent

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 from family_examples import SWIN
 from small_models import write_swin
@@ -15,7 +14,6 @@ from small_models import write_swin
 from edgevit.derivation.solve.attention import narrow
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import Attention
-from edgevit.network.families import family_like
 from edgevit.network.folder import load
 from edgevit.network.network import Network
 from edgevit.network.opening import network_without_weights
@@ -92,12 +90,3 @@ def test_the_second_version_is_refused_by_name() -> None:
     name = "swinv2_tiny_window8_256"
     with pytest.raises(UnsupportedModelError, match=f"cannot prune {name}: the cosine attention of Swin V2"):
         network_without_weights(name, {"img_size": 32, "window_size": 4})
-
-
-def test_images_of_any_size_and_stochastic_depth_end_with_the_conversion() -> None:
-    made = timm.create_model(SWIN, img_size=56, depths=[1, 1], num_heads=[3, 6], dynamic_img_size=True)
-    network = Network(family_like(made).interchange.adopted(made)).train()
-    with pytest.raises(AssertionError):
-        network(torch.zeros(1, 3, 64, 64))
-    one, other = network(torch.ones(2, 3, 56, 56))
-    assert torch.equal(one, other)

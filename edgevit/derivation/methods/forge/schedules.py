@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from edgevit.derivation.allocate.embedding import Slices
-from edgevit.derivation.allocate.tokens import tile_counts
+from edgevit.derivation.allocate.policy import tile_counts
 from edgevit.derivation.plan import Plan
 from edgevit.derivation.problem import Problem
 from edgevit.network.anatomy import BlockDims

@@ -21,9 +21,9 @@ from edgevit.network.anatomy import Attention, Axis, Block, BlockDims, Decoder, 
 from edgevit.network.copies import bare_copy, without_values
 from edgevit.network.cost import Geometry, NetworkStage, attention_terms, ffn_terms
 from edgevit.network.families import architecture
-from edgevit.network.families.swin import embedding
+from edgevit.network.families.swin import backbones, embedding
 from edgevit.network.families.swin import interchange as interchange
-from edgevit.network.families.swin.interchange import reason_against
+from edgevit.network.families.swin.conversion import reason_against
 from edgevit.network.families.swin.listed import is_listed
 from edgevit.network.families.swin.modules import SwinStage, TokenSwin, WindowAttention
 from edgevit.network.families.vit.embedding import fold, rebase_first, rebase_head
@@ -43,7 +43,9 @@ _RESTORED = "it was narrowed before, and linear layers give tokens of the whole 
 
 
 def matches(model: Any) -> bool:
-    return isinstance(model, (SwinTransformer, SwinTransformerV2)) or is_listed(model)
+    if isinstance(model, (SwinTransformer, SwinTransformerV2)) or is_listed(model):
+        return True
+    return backbones.is_transformers_swin(model)
 
 
 def check(model: Any, *, alone: bool = True) -> None:

@@ -8,67 +8,19 @@ from dataclasses import replace
 from math import isqrt
 from typing import Any
 
-import torch
-from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import Mlp, PatchEmbed
-from timm.models import FeatureHookNet
-from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock
-from timm.models.swin_transformer import WindowAttention as TimmAttention
-from timm.models.swin_transformer_v2 import SwinTransformerV2Stage
 from torch import Tensor, nn
 
-from edgevit.network.anatomy import BlockDims
 from edgevit.network.families import plain_creation
+from edgevit.network.families.swin import backbones
+from edgevit.network.families.swin.conversion import on_tokens, reason_against
 from edgevit.network.families.swin.embedding import is_narrower
 from edgevit.network.families.swin.listed import ListedSwin, is_listed, swin_of_list
-from edgevit.network.families.swin.modules import SwinStage, TokenSwin, WindowAttention, WindowBlock, Windows
-from edgevit.network.weights import State, TimmArguments, Weights, first_names, mlp_ratio
-from edgevit.records.model import PreprocessingFields
+from edgevit.network.families.swin.modules import TokenSwin
+from edgevit.network.families.swin.names import PATCHES, SIZES
+from edgevit.network.families.swin.names import named as named
+from edgevit.network.weights import TimmArguments, Weights, first_names, mlp_ratio
 
 model_types = ("swin", "maskformer-swin", "donut-swin")
-
-_PATCHES = "patch_embed.proj.weight"
-_HUGGING_FACE = [
-    (r"^swin\.", ""),
-    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
-    (r"^embeddings\.norm\.", "patch_embed.norm."),
-    (r"^embeddings\.", ""),  # mask_token
-    (r"^encoder\.layers\.", "layers."),
-    (r"\.layernorm_before\.", ".norm1."),
-    (r"\.layernorm_after\.", ".norm2."),
-    (r"\.attention\.self\.", ".attn."),
-    (r"\.attention\.output\.dense\.", ".attn.proj."),
-    (r"\.intermediate\.dense\.", ".mlp.fc1."),
-    (r"\.output\.dense\.", ".mlp.fc2."),
-    (r"^layernorm\.", "norm."),
-    (r"^classifier\.", "head."),
-]
-_TORCHVISION = [  # torchvision has stages at odd numbers, and the merging of tokens before each at even ones
-    (r"^features\.0\.0\.", "patch_embed.proj."),
-    (r"^features\.0\.2\.", "patch_embed.norm."),
-    (r"^features\.(\d*[13579])\.(\d+)\.", lambda match: f"layers.{int(match[1]) // 2}.blocks.{match[2]}."),
-    (r"^features\.(\d+)\.", lambda match: f"layers.{int(match[1]) // 2 - 1}.downsample."),
-    (r"\.mlp\.0\.", ".mlp.fc1."),
-    (r"\.mlp\.3\.", ".mlp.fc2."),
-]
-_OPENMMLAB = [
-    (r"^patch_embed\.projection\.", "patch_embed.proj."),
-    (r"^stages\.", "layers."),
-    (r"\.attn\.w_msa\.", ".attn."),
-    (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
-    (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
-]
-_FIRST: Mapping[str, tuple[str, str, list[Any]]] = {  # the name of the patch embedding in programs beside timm
-    "embeddings.patch_embeddings.projection.weight": ("Hugging Face's", "transformers", _HUGGING_FACE),
-    "features.0.0.weight": ("torchvision's", "torchvision", _TORCHVISION),
-    "patch_embed.projection.weight": ("mmdetection's", "mmdetection", _OPENMMLAB),
-}
-_CONSTANTS = ("relative_position_index", "attn_mask")
-_TORCHVISION_RESIZED = {"tiny": 232, "small": 246, "base": 238}  # pixels, of which 224 are cropped
-_SIZES = {96: "tiny", 128: "base", 192: "large"}  # timm's name of the size, by width of the first stage
-
-
-# -- networks of timm --------------------------------------------------------------------------------------------------
 _IMPORT = """from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 
 """
@@ -102,152 +54,17 @@ model.load_state_dict(state)
 _LOAD = "model.load_state_dict"
 
 
-def reason_against(model: Any) -> str | None:
-    """The reason why a Swin of timm cannot be pruned, or None."""
-    if isinstance(model, FeatureHookNet):
-        return "its FeatureHookNet reads maps by hooks, which copies do not have; make it with feature_cls='getter'"
-    model = swin_of_list(model) if is_listed(model) else model
-    if isinstance(model.layers[0], SwinTransformerV2Stage):
-        return "the cosine attention of Swin V2 normalises queries and keys before their product; give a Swin (V1)"
-    patch = model.patch_embed
-    if type(model) is not SwinTransformer or type(patch) is not PatchEmbed:
-        return f"it is a {type(model).__name__} with {type(patch).__name__}, which edgevit cannot read yet"
-    if patch.proj.in_channels != 3:
-        return f"it reads {patch.proj.in_channels} channel(s), and images are read as RGB: train it on 3 channels"
-    if any(side % step for side, step in zip(patch.img_size, patch.patch_size, strict=True)):
-        whole = ", ".join(str(side // step * step) for side, step in zip(patch.img_size, patch.patch_size, strict=True))
-        return f"images of {patch.img_size} do not divide into patches; try --model-arg 'img_size=({whole})'"
-    for stage in model.layers:
-        for block in stage.blocks:
-            if type(block) is not SwinTransformerBlock or type(block.attn) is not TimmAttention:
-                return f"its blocks are {type(block).__name__} with {type(block.attn).__name__}"
-            if block.always_partition:
-                return "its windows may be larger than its map; try --model-arg always_partition=false"
-            if type(block.mlp) is not Mlp or not isinstance(block.mlp.norm, nn.Identity):
-                return f"its FFN is {type(block.mlp).__name__}; only FFNs of two layers can be pruned"
-            if not all(isinstance(norm, nn.LayerNorm) and norm.bias is not None for norm in (block.norm1, block.norm2)):
-                return f"its norms are {type(block.norm1).__name__}, expected LayerNorms with biases"
-    return None
-
-
 def adopted(model: Any) -> Any:
-    """Convert timm's Swin to the network of the same function on tokens; return other modules unchanged.
+    """Convert timm's Swin or one of transformers to that on tokens; return other modules unchanged.
 
-    Its images have one size from then on, and no blocks are left out in training: the number of blocks, by which timm
-    chooses the rates, changes.
+    Raises:
+        UnsupportedModelError: one of transformers computes something else.
     """
+    if backbones.is_transformers_swin(model):
+        return backbones.adopted(model)
     if isinstance(model, TokenSwin) or reason_against(model) is not None:
         return model
-    kind = TokenSwin
-    if is_listed(model):
-        model, kind = swin_of_list(model), ListedSwin
-    swin: Any = kind.__new__(kind)
-    swin.__dict__.update(model.__dict__, _modules=dict(model._modules))
-    swin.patch_embed = PatchEmbed.__new__(PatchEmbed)
-    swin.patch_embed.__dict__.update(model.patch_embed.__dict__, flatten=True, strict_img_size=True)
-    swin.layers = nn.Sequential(*(_stage(model, number) for number in range(len(model.layers))))
-    return swin.train(model.training)
-
-
-def _stage(model: Any, number: int) -> SwinStage:
-    stage = model.layers[number]
-    (rows, columns), usual = stage.output_resolution, model._ref_window_sizes[number]
-    height, width = stage.blocks[0].window_size if len(stage.blocks) else map(min, (rows, columns), usual)
-    dim = stage.downsample.reduction.out_features if number else model.patch_embed.proj.out_channels
-    converted = SwinStage(stage, Windows((rows, columns), (height, width)), dim)
-    converted.blocks = nn.Sequential(*(_block(block, converted) for block in stage.blocks))
-    return converted
-
-
-def _block(block: Any, stage: SwinStage) -> WindowBlock:
-    old, shifted = block.attn, any(block.shift_size)
-    width = old.qkv.out_features // (3 * old.num_heads)
-    windows = replace(stage.windows, shift=stage.shift) if shifted else stage.windows
-    with torch.device("meta"):
-        attn = WindowAttention(windows, stage.dim, BlockDims(old.num_heads, width, width, 0), qkv_bias=False)
-    attn.qkv, attn.proj, attn.attn_drop, attn.proj_drop = old.qkv, old.proj, old.attn_drop, old.proj_drop
-    attn.relative_position_bias_table = old.relative_position_bias_table
-    converted = WindowBlock(block, attn, shifted=shifted)
-    for name in ("order", "filled", "places", "relative", "apart"):  # constants, where the weights are
-        if (constant := getattr(attn, name)) is not None and not old.qkv.weight.is_meta:
-            setattr(attn, name, constant.to(old.qkv.weight.device))
-    return converted
-
-
-# -- weights -----------------------------------------------------------------------------------------------------------
-
-
-def named(state: Mapping[str, Tensor]) -> Weights:
-    """Rename weights of timm, Microsoft, Hugging Face, torchvision and mmdetection to timm's names.
-
-    Of a detector those of its backbone are taken; the norm of its last output is the last norm.
-    """
-    notes, origin, rules = list[str](), "timm", list[Any]()
-    for first, (source, program, names) in _FIRST.items():
-        if any(name.endswith(first) for name in state):
-            notes, origin, rules = [f"the weights have {source} names, and are read as timm's"], program, names
-    state = _of_backbone(state, notes)
-    if origin == "mmdetection":
-        state = {name: _merged_as_timm(name, value) for name, value in state.items()}
-    renamed: State = {}
-    for name, value in state.items():
-        for pattern, replacement in rules:
-            name = re.sub(pattern, replacement, name)
-        if not name.endswith(_CONSTANTS):
-            name = re.sub(r"^layers_(\d+)\.", r"layers.\1.", name)  # of a list of timm's
-            renamed[re.sub(r"^head\.(weight|bias)$", r"head.fc.\1", name)] = value.to(torch.float32)
-    for name in [name for name in renamed if name.endswith((".attn.query.weight", ".attn.query.bias"))]:
-        parts = [name.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
-        renamed[name.replace(".query.", ".qkv.")] = torch.cat([renamed.pop(part) for part in parts])
-    if "layers.0.downsample.reduction.weight" in renamed:  # tokens are merged where a stage ends
-        moved = {name: value for name, value in renamed.items() if ".downsample." in name}
-        renamed = {name: value for name, value in renamed.items() if name not in moved}
-        for name, value in moved.items():
-            renamed[re.sub(r"^layers\.(\d+)", lambda match: f"layers.{int(match[1]) + 1}", name)] = value
-    head = renamed.get("head.fc.weight")
-    usual = _torchvision_preprocessing(renamed) if origin == "torchvision" else {}
-    return Weights(renamed, tuple(notes), 0 if head is None else len(head), origin, usual)
-
-
-def _torchvision_preprocessing(state: Mapping[str, Tensor]) -> PreprocessingFields:
-    """The preprocessing of torchvision's weights; a size that it does not have is resized as timm's is."""
-    size = _SIZES.get(len(state["patch_embed.proj.bias"]), "")
-    if size == "tiny" and any(name.startswith("layers.2.blocks.6.") for name in state):
-        size = "small"  # small has the width of tiny
-    usual: PreprocessingFields = {
-        "mean": list(IMAGENET_DEFAULT_MEAN), "std": list(IMAGENET_DEFAULT_STD), "interpolation": "bicubic",
-    }  # fmt: skip
-    return usual | ({"crop_pct": 224 / _TORCHVISION_RESIZED[size]} if size in _TORCHVISION_RESIZED else {})
-
-
-def _of_backbone(state: Mapping[str, Tensor], notes: list[str]) -> Mapping[str, Tensor]:
-    """The weights of a detector's backbone alone, without their prefix; others as they are."""
-    first = next((name for name in state if name.endswith((*_FIRST, _PATCHES))), "")
-    prefix = re.sub(r"((embeddings\.)?patch_embed|features\.0\.0).*", "", first)
-    if prefix and prefix != "swin.":
-        others = [name for name in state if not name.startswith(prefix)]
-        if others:
-            notes.append(f"the weights are those of {prefix[:-1]}, without {first_names(sorted(others))}")
-        state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-    norms = sorted(name for name in state if re.fullmatch(r"norm\d\.(weight|bias)", name))
-    if not norms or "norm.weight" in state:
-        return state
-    last = norms[-1].partition(".")[0]
-    if others := [name for name in norms if not name.startswith(f"{last}.")]:
-        notes.append(f"norms of the other outputs of the backbone are left out of the weights: {first_names(others)}")
-    without_norms = {name: value for name, value in state.items() if name not in norms}
-    return {**without_norms, **{f"norm.{part}": state[f"{last}.{part}"] for part in ("weight", "bias")}}
-
-
-def _merged_as_timm(name: str, value: Tensor) -> Tensor:
-    """Weights that read four merged tokens, channel by channel (torch's unfold), in timm's order, token by token.
-
-    timm has the four tokens column by column.
-    """
-    if ".downsample." not in name:
-        return value
-    rows = value.reshape(-1, value.shape[-1] // 4, 2, 2)  # [outputs, channels, row, column]
-    return rows.permute(0, 3, 2, 1).reshape(value.shape)
+    return on_tokens(swin_of_list(model), ListedSwin) if is_listed(model) else on_tokens(model)
 
 
 def fitted(weights: Weights, network: Any, name: str, *, resample: bool, trained: Any = None) -> Weights:
@@ -267,7 +84,7 @@ def fitted(weights: Weights, network: Any, name: str, *, resample: bool, trained
 
 def shape_arguments(state: Mapping[str, Tensor]) -> TimmArguments:
     """timm's arguments that the shapes of weights under timm's names say."""
-    patches = state.get(_PATCHES)
+    patches = state.get(PATCHES)
     places = [match for name in state if (match := re.fullmatch(r"layers\.(\d+)\.blocks\.(\d+)\.norm2\.bias", name))]
     if patches is None or patches.ndim != 4 or not places:
         return {}
@@ -305,7 +122,7 @@ def guessed_name(state: Mapping[str, Tensor]) -> str | None:
     arguments = shape_arguments(state)
     if not arguments or "num_heads" not in arguments:
         return None
-    size = _SIZES[min(_SIZES, key=lambda width: abs(width - arguments["embed_dim"]))]
+    size = SIZES[min(SIZES, key=lambda width: abs(width - arguments["embed_dim"]))]
     if size == "tiny" and max(arguments["depths"]) > 6:
         size = "small"
     large = size in ("base", "large") and arguments["window_size"] == 12

@@ -26,11 +26,12 @@ _APART = -100.0  # added to the logits of tokens that only the shift brings into
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a grid of tokens, which is shifted first, and padded to whole windows."""
+    """The windows of a grid of tokens, which is shifted, and padded to whole windows."""
 
     grid: tuple[int, int]  # rows and columns of tokens
     size: tuple[int, int]
     shift: tuple[int, int] = (0, 0)
+    pads_first: bool = False  # as transformers does, before the shift; timm does after it
 
     @property
     def area(self) -> int:
@@ -59,10 +60,12 @@ class Windows:
     @cached_property
     def order(self) -> Tensor:
         """The token at each place of each window, N where there is none: [count * area]."""
-        tokens = torch.arange(prod(self.grid), device="cpu").view(self.grid)
-        tokens = tokens.roll((-self.shift[0], -self.shift[1]), (0, 1))
+        tokens, back = torch.arange(prod(self.grid), device="cpu").view(self.grid), (-self.shift[0], -self.shift[1])
         more = [after - side for after, side in zip(self.padded, self.grid, strict=True)]
-        return self._divided(F.pad(tokens, (0, more[1], 0, more[0]), value=prod(self.grid))).flatten()
+        if not self.pads_first:
+            tokens = tokens.roll(back, (0, 1))
+        tokens = F.pad(tokens, (0, more[1], 0, more[0]), value=prod(self.grid))
+        return self._divided(tokens.roll(back, (0, 1)) if self.pads_first else tokens).flatten()
 
     @cached_property
     def places(self) -> Tensor:
@@ -202,15 +205,17 @@ class SwinStage(nn.Module):
     def __init__(self, stage: Any, windows: Windows, dim: int) -> None:
         super().__init__()
         self.windows, self.dim = windows, dim
+        # As in transformers' SwinBackbone: a single window is shifted, too, and it may be larger than the grid.
+        self.always_partitions = any(block.always_partition for block in stage.blocks)
         merges = hasattr(stage.downsample, "reduction")
         self.downsample: nn.Module = Merging(stage.downsample, stage.input_resolution) if merges else nn.Identity()
         self.blocks = nn.Sequential(*stage.blocks)
 
     @property
     def shift(self) -> tuple[int, int]:
-        """Shift of the windows in every second block, in tokens: half a window; 0 along a side with a single window."""
+        """Shift of the windows in every second block, in tokens: half a window; 0 along a side of one window alone."""
         sides = zip(self.windows.grid, self.windows.size, strict=True)
-        rows, columns = (0 if side <= size else size // 2 for side, size in sides)
+        rows, columns = (0 if side <= size and not self.always_partitions else size // 2 for side, size in sides)
         return rows, columns
 
     def forward(self, x: Tensor) -> Tensor:

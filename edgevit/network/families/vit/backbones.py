@@ -37,7 +37,7 @@ _OTHERWISE_POOLED = ("ViTModel", "DPTModel")  # by a layer that timm does not ha
 
 
 class Adopted:
-    """A VisionTransformer in place of another program's, called alike, with images [B, 3, H, W] of one size alone."""
+    """A network of timm in place of another program's, called alike, with images [B, 3, H, W] of one size alone."""
 
     config: Any  # that of the original, which networks around it may read, as the next two
 
@@ -51,12 +51,13 @@ class Adopted:
         dtype: torch.dtype = self.patch_embed.proj.weight.dtype
         return dtype
 
-    def after(self: Any, images: Tensor) -> list[Tensor]:
-        """The tokens [B, N, d] before the first block, and after each."""
-        tokens = [self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(images))))]
-        for block in self.blocks:
-            tokens.append(block(tokens[-1]))
-        return tokens
+
+def tokens_of_blocks(vit: Any, images: Tensor) -> list[Tensor]:
+    """The tokens [B, N, d] before the first block of a VisionTransformer, and after each."""
+    tokens = [vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))]
+    for block in vit.blocks:
+        tokens.append(block(tokens[-1]))
+    return tokens
 
 
 class _Maps(Adopted):
@@ -67,7 +68,7 @@ class _Maps(Adopted):
 
     def forward(self: Any, pixel_values: Tensor, **_: Any) -> Any:
         """Compute the maps; other arguments, as for outputs of all blocks, are not supported."""
-        after = self.after(pixel_values)
+        after = tokens_of_blocks(self, pixel_values)
         maps = (self.norm(after[i]) if i in self.normed else after[i] for i in self.depths)
         return sys.modules[_OUTPUTS].BackboneOutput(feature_maps=tuple(map(self.as_map, maps)))
 
@@ -105,7 +106,7 @@ class _Tokens(Adopted):
         """
         all_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         is_named = self.config.return_dict if return_dict is None else return_dict
-        after = self.after(pixel_values)
+        after = tokens_of_blocks(self, pixel_values)
         normed, pooled = self.norm(after[-1]), None
         if self.pools:
             pooled = normed[:, 0] if self.attn_pool is None else self.attn_pool(normed)
@@ -250,7 +251,7 @@ def _tensors(outputs: Any, *, pooled: bool) -> Sequence[Tensor]:
 
 @torch.no_grad()
 def check_same(module: Any, vit: Any, run: Callable[[Any, Tensor], Sequence[Tensor]]) -> None:
-    """Compare what both compute of a random image, the module in fp32, as which the VisionTransformer has its weights.
+    """Compare what both compute of a random image, the module in fp32, as which the converted one has its weights.
 
     Raises:
         UnsupportedModelError: they differ, or are not finite.

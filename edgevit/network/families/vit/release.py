@@ -10,7 +10,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from edgevit.network.copies import without_values
-from edgevit.network.families.vit.backbones import Adopted, check_same, take_weights
+from edgevit.network.families.vit.backbones import Adopted, check_same, take_weights, tokens_of_blocks
 from edgevit.network.families.vit.names import named
 from edgevit.network.weights import mlp_ratio
 
@@ -29,7 +29,11 @@ class Dinov2Release(Adopted, VisionTransformer):  # type: ignore[misc]
         """The patches [B, N, d] or [B, d, h, w] after blocks `n`, from 0, or the last n; with class tokens [B, d]."""
         last = len(self.blocks)
         chosen = range(last - n, last) if isinstance(n, int) else n
-        after = [self.norm(tokens) if norm else tokens for i, tokens in enumerate(self.after(x)[1:]) if i in chosen]
+        after = [
+            self.norm(tokens) if norm else tokens
+            for i, tokens in enumerate(tokens_of_blocks(self, x)[1:])
+            if i in chosen
+        ]
         patches, grid = [each[:, 1:] for each in after], tuple(self.patch_embed.grid_size)
         if reshape:
             patches = [each.transpose(1, 2).reshape(each.shape[0], -1, *grid) for each in patches]
@@ -38,7 +42,7 @@ class Dinov2Release(Adopted, VisionTransformer):  # type: ignore[misc]
 
     def forward_features(self, x: Tensor) -> dict[str, Tensor]:
         """The tokens after the last block, before and behind the last norm, by the names of the release."""
-        tokens = self.after(x)[-1]
+        tokens = tokens_of_blocks(self, x)[-1]
         normed = self.norm(tokens)
         return {"x_norm_clstoken": normed[:, 0], "x_norm_patchtokens": normed[:, 1:], "x_prenorm": tokens}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from edgevit.errors import CheckpointError, OptionError
 from edgevit.network.families.bert import interchange
 from edgevit.network.model import Headless
-from edgevit.network.opening import open_base, open_network
+from edgevit.network.opening import open_network
 
 pytest.importorskip("tokenizers")
 
@@ -23,13 +23,13 @@ pytest.importorskip("tokenizers")
 @torch.no_grad()
 def test_a_folder_of_transformers_is_opened_with_its_own_sizes_and_names(tmp_path: Path) -> None:
     network = small_bert()
-    base = open_base(write_release(tmp_path / "base", network))
+    base = open_network(write_release(tmp_path / "base", network))
     assert torch.equal(base(some_ids()), network(some_ids()))
-    named = open_base("bert", checkpoint=tmp_path / "base")
+    named = open_network("bert", checkpoint=tmp_path / "base")
     assert torch.equal(named(some_ids()), network(some_ids())), "a kind, which says no sizes"
     assert base.release.labels == ("cooking", "music", "sailing", "space") and base.input_size == (TOKENS,)
     assert base.spec.timm_args["num_heads"] == 4 and base.spec.preprocessing["input_size"] == [TOKENS]
-    shorter = open_base(tmp_path / "base", model_args={"tokens": 9})
+    shorter = open_network(tmp_path / "base", model_args={"tokens": 9})
     ids = base.transform("the oven and the soup")
     assert ids.tolist()[:7] == [2, 5, 18, 8, 5, 19, 3] and not ids[7:].any() and shorter.transform("a").shape == (9,)
     torch.testing.assert_close(shorter(ids[None, :9]), base(ids[None]), rtol=1e-5, atol=1e-5)
@@ -79,12 +79,12 @@ def test_arguments_follow_from_the_shapes_but_for_the_heads() -> None:
 def test_what_is_missing_or_does_not_apply_is_refused(tmp_path: Path) -> None:
     folder = write_release(tmp_path / "base", small_bert())
     with pytest.raises(OptionError, match="prepares no images; leave --mean out"):
-        open_base(folder, preprocessing={"mean": [0.5] * 3})
+        open_network(folder, preprocessing={"mean": [0.5] * 3})
     with pytest.raises(OptionError, match="positions for 16 tokens"):
-        open_base(folder, model_args={"tokens": 17})
+        open_network(folder, model_args={"tokens": 17})
     (folder / "vocab.txt").unlink()
     with pytest.raises(CheckpointError, match=r"no tokenizer.json or vocab.txt"):
-        open_base(folder)
+        open_network(folder)
     relative = write_release(tmp_path / "relative", small_bert(), position_embedding_type="relative_key")
     with pytest.raises(CheckpointError, match="relative_key"):
-        open_base(relative)
+        open_network(relative)

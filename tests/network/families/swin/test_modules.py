@@ -32,6 +32,19 @@ def test_tokens_come_into_windows_and_back_as_in_timm(grid: Any, size: Any, shif
     assert torch.equal(placed.flatten()[windows.places], tokens)
 
 
+@pytest.mark.parametrize(("grid", "size", "shift"), [*GRIDS, ((4, 4), (7, 7), (3, 3))])
+def test_a_grid_is_padded_before_the_shift_as_in_transformers(grid: Any, size: Any, shift: Any) -> None:
+    windows = Windows(grid, size, shift, pads_first=True)
+    tokens, more = (
+        torch.arange(1.0, grid[0] * grid[1] + 1),
+        [p - side for p, side in zip(windows.padded, grid, strict=True)],
+    )
+    padded = F.pad(tokens.view(1, *grid, 1), (0, 0, 0, more[1], 0, more[0])).roll((-shift[0], -shift[1]), (1, 2))
+    placed = torch.cat([tokens, torch.zeros(1)])[windows.order].view(windows.count, windows.area)
+    assert torch.equal(placed, window_partition(padded, size).flatten(1))
+    assert torch.equal(placed.flatten()[windows.places], tokens)
+
+
 @pytest.mark.parametrize(("grid", "size", "shift"), GRIDS)
 def test_tokens_that_are_no_neighbours_are_kept_apart_as_in_timm(grid: Any, size: Any, shift: Any) -> None:
     block = SwinTransformerBlock(8, grid, num_heads=1, window_size=size, shift_size=shift)

@@ -16,10 +16,10 @@ from small_base import ARGS, NAME, outputs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgevit.errors import CheckpointError, UnsupportedModelError
+from edgevit.errors import CheckpointError
 from edgevit.network.families.vit.names import fitted, named
 from edgevit.network.model import Headless, Model
-from edgevit.network.opening import open_base, open_network
+from edgevit.network.opening import open_network
 from edgevit.network.weights import fill_network
 
 LAYER_SCALE = {"init_values": 0.1}
@@ -268,7 +268,7 @@ def test_without_a_size_of_images_the_one_of_the_weights_is_taken(small_vit: Any
     save_file(network.state_dict(), tmp_path / "base.safetensors")
     args = {name: value for name, value in ARGS.items() if name != "img_size"}
     progress: Any = Notes()
-    model = open_base(NAME, checkpoint=tmp_path / "base.safetensors", model_args=args, progress=progress)
+    model = open_network(NAME, checkpoint=tmp_path / "base.safetensors", model_args=args, progress=progress)
     assert model.spec.timm_args == {**ARGS, "num_classes": 10} and torch.equal(outputs(model), outputs(network))
     assert progress.notes == [f"{NAME} by the shapes of base.safetensors: img_size=32; --model-arg gives others"]
 
@@ -334,8 +334,6 @@ def test_a_classifier_can_be_left_out(small_vit: Any, tmp_path: Path) -> None:
     assert isinstance(found, Headless) and notes[0].endswith("head.bias, head.weight")
     weight, bias = network.module.head.weight.detach(), network.module.head.bias.detach()
     assert torch.equal(outputs(found.with_head(weight, bias)), outputs(network))
-    with pytest.raises(UnsupportedModelError, match="has no classifier; edgevit base and edgevit derive fit one"):
-        open_base(NAME, checkpoint=tmp_path / "given.safetensors", model_args={**ARGS, "num_classes": 0})
 
 
 def test_both_heads_of_a_distilled_deit_are_put_in_alike(small_vit: Any, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgevit.derivation.allocate.tokens import tile_counts
+from edgevit.derivation.allocate.policy import tile_counts
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry, NetworkStage, attention_terms, ffn_terms
 

@@ -17,9 +17,8 @@ from safetensors.torch import save
 from small_base import ARGS, NAME
 
 from edgevit.errors import CheckpointError
-from edgevit.network.hub import downloaded_repository
 from edgevit.network.model import Headless
-from edgevit.network.opening import network_without_weights, open_network
+from edgevit.network.opening import downloaded_repository, network_without_weights, open_network
 from edgevit.progress import Silent
 
 COMMIT = "0123456789" * 4
