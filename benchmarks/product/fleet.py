@@ -5,6 +5,7 @@
     python -m benchmarks.product.fleet --planned 10000          # a plan of so many derivations: read and listed
     python -m benchmarks.product.fleet --simulated              # 50 workers with the times of the records
     python -m benchmarks.product.fleet --before CHECKOUT        # 24 by derive-many: this edgevit against another one
+    python -m benchmarks.product.fleet --time-left              # of 12 derivations with exports, shown against true
 
 A derivation is of a small random ViT on digits, by NuWa without training, so that what is not derivation is as large a
 share as it gets. Exports are left out: each compiles the network for seconds where TensorRT-RTX is. The overhead of a
@@ -25,7 +26,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from contextlib import AbstractContextManager, nullcontext
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,12 @@ from safetensors.torch import save_file
 from benchmarks.markdown import RECORDS, load, screen, table
 from edgevit.agent.kernel import read_bytes
 from edgevit.jobs.fleet.plan import FleetJob, read_plan
-from edgevit.jobs.fleet.run import refuse_impossible
+from edgevit.jobs.fleet.request import FleetRequest
+from edgevit.jobs.fleet.run import fleet, refuse_impossible
 from edgevit.jobs.fleet.stages import carry_out
 from edgevit.jobs.fleet.states import JobRecord
-from edgevit.jobs.runners import Job, JobQueue, run_in_processes
+from edgevit.jobs.runners import Job, JobQueue, makespan, run_in_processes
+from edgevit.progress import Silent
 from edgevit.version import written_by
 
 RESULTS = RECORDS / "fleet.json"
@@ -90,6 +93,20 @@ def write_plan(folder: Path, tasks: int, budgets: int, *, jobs_file: bool = Fals
     else:
         plan |= {"threads": 1, "bases": [{"name": "tiny", **base, "preprocessing": plan.pop("preprocessing")}]}
     file = folder / "plan.yaml"
+    file.write_text(yaml.safe_dump(plan))
+    return file
+
+
+def write_trained_plan(folder: Path) -> Path:
+    """Write a plan of 2 bases x 3 tasks x 2 budgets, in which models are trained, too."""
+    file = write_plan(folder, 3, 2)
+    plan = yaml.safe_load(file.read_text())
+    (small,) = plan["bases"]
+    for name, depth in (("shallow", 2), ("deep", 4)):
+        base = write_base(folder / f"{name}.safetensors", **{**ARGS, "img_size": 32, "depth": depth})
+        plan["bases"].append({**small, **base, "name": name})
+    plan = {**plan, "bases": plan["bases"][1:], "methods": [{"name": "forge"}]}
+    plan["training"] |= {"steps": 40, "evaluations": 2}
     file.write_text(yaml.safe_dump(plan))
     return file
 
@@ -167,24 +184,42 @@ def derivations(tasks: int, budgets: int) -> dict[str, Any]:
     }
 
 
-def makespan(queue: JobQueue[float, Any]) -> float:
-    """The seconds that the jobs of a queue take, each as many as its record says; empties the queue."""
-    ends: list[tuple[float, int, Job[float, Any]]] = []
-    now, begun = 0.0, 0
-    while queue.unfinished:
-        while (job := queue.take()) is not None:
-            heappush(ends, (now + job.record, begun, job))
-            begun += 1
-        now, _, ended = heappop(ends)
-        for _ in queue.end(ended, None):
-            pass
-    return now
+class Watch(Silent):
+    """Takes down which share of the time has passed by what the command shows."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.shown: list[tuple[float, int]] = []  # seconds and per cent
+
+    def stage(self, name: str, total: int | None = None, unit: str = "") -> AbstractContextManager[Watch]:
+        self.began = time.monotonic()
+        return nullcontext(self)
+
+    def update(self, done: int, **figures: float | None) -> None:
+        self.shown.append((time.monotonic() - self.began, done))
+
+
+def time_left() -> dict[str, Any]:
+    """Do a plan of 2 bases x 3 tasks x 2 budgets; compare the time left that was shown with the time it took."""
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"
+        watch = Watch()
+        states = fleet(FleetRequest(plan=write_trained_plan(Path(scratch))), watch)
+        if not all(state.passed for state in states):
+            raise SystemExit(f"not done: {[state.reason for state in states]}")
+    wall_s = watch.shown[-1][0]
+    rows = []
+    for share in (0.5, 0.75):  # none is shown before a job of each kind has ended
+        at, percent = [(at, percent) for at, percent in watch.shown if at <= share * wall_s and percent][-1]
+        shown_s = at * 100 / percent - share * wall_s  # counted down since then
+        rows.append({"share": share, "left_s": (1 - share) * wall_s, "shown_s": shown_s})
+    return {"wall_s": wall_s, "rows": rows, "load": os.getloadavg()[1], "edgevit": written_by()}
 
 
 def simulated(seconds: Sequence[float], workers: int) -> dict[str, float]:
     """How busy so many workers are with jobs of these seconds in this order, by the queue that the command uses."""
     jobs = [Job(str(number), value, len) for number, value in enumerate(seconds)]  # type: ignore[arg-type]
-    wall_s = makespan(JobQueue(jobs, {}, workers))
+    wall_s = makespan(JobQueue(jobs, {}, workers), lambda job: job.record)
     return {"wall_s": wall_s, "utilisation": sum(seconds) / (wall_s * workers)}
 
 
@@ -271,6 +306,16 @@ def section() -> str:
             for name, text in names.items()
         ]
         tables.append(f"{pools['derivations']} derivations by derive-many, in turns:\n\n{table(head, rows)}")
+    if plans := record.get("time_left"):
+        head = ["time left, s: true, shown", *(f"at {row['share']:.0%}" for row in plans[0]["rows"])]
+        rows = [
+            [f"{plan['wall_s']:.0f} s in all, load {plan['load']:.0f}",
+             *(f"{row['left_s']:.0f}, {row['shown_s']:.0f} ({row['shown_s'] / row['left_s'] - 1:+.0%})"
+               for row in plan["rows"])]
+            for plan in plans
+        ]  # fmt: skip
+        title = "12 trained derivations of two bases and their exports, 2 workers beside other work, run to their end:"
+        tables.append(f"{title}\n\n{table(head, rows)}")
     return screen(
         "What does a fleet cost beside its derivations?",
         f"Small random ViTs on digits, closed form alone. The machine was shared (load {done['load']:.0f} on two "
@@ -286,11 +331,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int)
     parser.add_argument("--budgets", type=int)
-    parser.add_argument("--turns", type=int, default=2, help="of each checkout  [default: %(default)s]")
+    parser.add_argument(
+        "--turns", type=int, default=2, help="of each checkout, or plans for the time left  [default: %(default)s]"
+    )
     parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)  # in a process of its own
     parser.add_argument("--planned", type=int, metavar="JOBS")
     parser.add_argument("--simulated", action="store_true")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT")
+    parser.add_argument("--time-left", action="store_true")
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
     if asked.plan:
@@ -298,6 +346,8 @@ def main() -> None:
         return
     if asked.planned:
         part: dict[str, Any] = {"planned": planned(asked.planned)}
+    elif asked.time_left:
+        part = {"time_left": [time_left() for _ in range(asked.turns)]}
     elif asked.simulated:
         part = {"simulated": simulated_from_records()}
     elif asked.before:

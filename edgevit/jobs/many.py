@@ -15,6 +15,7 @@ import torch
 
 from edgevit.derivation.method import refuse_training
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError
+from edgevit.jobs.fleet.estimates import TimeLeft
 from edgevit.jobs.fleet.plan import FleetJob
 from edgevit.jobs.fleet.run import follow_runner
 from edgevit.jobs.fleet.stages import carry_out
@@ -100,7 +101,7 @@ def derive_many(request: DeriveManyRequest, progress: Progress | None = None) ->
         threads = max(torch.get_num_threads() // workers, 1)
         tasks = [Job(job.name, job, carry_out) for job in due]
         events = run_in_processes(tasks, {}, workers=workers, threads=threads)
-        failed = follow_runner(events, len(due), progress, stage="derive-many")
+        failed = follow_runner(events, TimeLeft(tasks, {}, {}, workers), progress, stage="derive-many")
         return [_row(job, failed.get(job.name), progress) for job in jobs]
 
 

@@ -153,6 +153,20 @@ def _do(_: object, piece: tuple[Job[Any, R], Results]) -> R:
     return do_piece(piece)
 
 
+def makespan(queue: JobQueue[P, Any], seconds: Callable[[Job[P, Any]], float]) -> float:
+    """The seconds that the jobs of a queue take if each takes as long as `seconds` says; empties the queue."""
+    ends: list[tuple[float, int, Job[P, Any]]] = []
+    now, begun = 0.0, 0
+    while queue.unfinished:
+        while (job := queue.take()) is not None:
+            heappush(ends, (now + seconds(job), begun, job))
+            begun += 1
+        now, _, ended = heappop(ends)
+        for _ in queue.end(ended, None):
+            pass
+    return now
+
+
 class JobQueue(Generic[P, R]):
     """The jobs that have not ended."""
 

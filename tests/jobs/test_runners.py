@@ -23,6 +23,7 @@ from edgevit.jobs.runners import (
     JobQueue,
     Later,
     Results,
+    makespan,
     run_here,
     run_in_processes,
     work_off,
@@ -223,6 +224,14 @@ def test_nobody_waits_while_a_board_is_free_and_a_job_is_ready_for_it(seed: int)
         jobs.append(Job(f"b{number}", "", total, (f"e{number}",), **boards))
     events = list(work_off(JobQueue(jobs, {}, 3), Chance(jobs, seed)))
     assert {job.name for job, result in events if result == 1} == {job.name for job in jobs}
+
+
+def test_the_time_of_a_queue_is_simulated() -> None:
+    jobs = [Job("a", 1, total), Job("b", 1, total, ("a",)), Job("c", 1, total), Job("d", 1, total, place="orin")]
+    seconds = {"a": 3.0, "b": 2.0, "c": 4.0, "d": 9.0}
+    assert makespan(JobQueue(jobs, {}, 2), lambda job: seconds[job.name]) == 9
+    assert makespan(JobQueue(jobs[:3], {}, 1), lambda job: seconds[job.name]) == 9
+    assert makespan(JobQueue(jobs[:3], {}, 2), lambda job: seconds[job.name]) == 5
 
 
 def test_where_all_of_several_boards_are_lost_their_jobs_fail(job: Any) -> None:

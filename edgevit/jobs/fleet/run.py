@@ -19,14 +19,14 @@ from edgevit.derivation.feasibility import Target
 from edgevit.derivation.method import find_method, refuse_training
 from edgevit.derivation.request import DeriveRequest
 from edgevit.errors import CheckpointError, EdgeVitError, Interrupted, JobsError, OptionError, OutputError
-from edgevit.jobs.fleet.estimates import BASE, BaseSize, first_of_each, memory_of, size_of, work_of
+from edgevit.jobs.fleet.estimates import BASE, BaseSize, TimeLeft, first_of_each, memory_of, size_of, work_of
 from edgevit.jobs.fleet.plan import FleetJob, FleetPlan, on_host, read_plan
 from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.stages import carry_out, first_board, with_keys
 from edgevit.jobs.fleet.states import JOB_KIND, RECORD, JobRecord, JobState, finished, record_of, states_of
 from edgevit.jobs.jobs_file import TASK_KEYS, DeriveJob, tasks_side_by_side
 from edgevit.jobs.ray_cluster import run_on_ray
-from edgevit.jobs.runners import ALL_WORKERS, Event, Job, Later, run_in_processes
+from edgevit.jobs.runners import ALL_WORKERS, Event, FullDisk, Job, Later, run_in_processes
 from edgevit.network.classifier import with_classes
 from edgevit.network.network import Network
 from edgevit.network.opening import network_without_weights
@@ -95,6 +95,7 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
         )
         for job in in_order(due, work, workers)
     ]  # fmt: skip
+    time_left = TimeLeft(tasks, done, work, workers, earlier=[job for job in jobs if job.name in done])
     if request.ray is None:
         memory = read_bytes("/", "proc/meminfo", "MemAvailable")
         events = run_in_processes(tasks, done, workers=workers, threads=threads, memory_bytes=memory)
@@ -104,24 +105,28 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
         )
     else:
         events = run_on_ray(tasks, done, address=request.ray, threads=plan.layout.threads)
-    return follow_runner(events, len(tasks), progress, stage="fleet")
+    return follow_runner(events, time_left, progress, stage="fleet")
 
 
 def follow_runner(
-    events: Generator[Event[FleetJob, Any], None, None], count: int, progress: Progress, *, stage: str
+    events: Generator[Event[FleetJob, Any], None, None], time_left: TimeLeft, progress: Progress, *, stage: str
 ) -> dict[str, str]:
-    """Tell of `count` jobs as they end; return the reasons of those that failed, without the jobs that need them."""
+    """Tell of jobs as they end; return the reasons of those that failed, without the jobs that need them."""
     ended, begun, warned, failed = 0, set[str](), set[str](), dict[str, str]()
-    with progress.stage(stage, count, "job") as shown, closing(events):
+    with progress.stage(stage, 100, "% of the time") as shown, closing(events):
         try:
             for job, result in events:
                 if result is None:
                     begun.add(job.name)
+                    time_left.begin(job.name)
                 elif isinstance(result, Later):
+                    time_left.put_off(job.name)
                     progress.warn(f"{job.name} waits: {result.reason}")
                 else:
+                    assert not isinstance(result, FullDisk)  # a runner turns a full disk into an error or another try
                     ended += 1
-                    shown.update(ended)
+                    time_left.end(job.record, result)
+                    shown.update(time_left.percent(), jobs=ended)
                     if job.name in begun:  # what needs a job that failed has nothing to add
                         if isinstance(result, EdgeVitError):
                             _record_death(job.record, result)
@@ -138,7 +143,7 @@ def in_order(jobs: Sequence[FleetJob], work: Mapping[str, float], workers: int) 
     """Put jobs in the order in which they begin if they can: what ends a model first, then derivations by their `work`.
 
     Of derivations with as much work, workers first do different tasks, and do not wait for one another's measurements.
-    One of each base and method begins before all others, so that what is wrong with either shows early.
+    One of each base and method begins before all others, as what it takes tells how long the others will.
     """
     by_base: dict[str, list[DeriveJob]] = defaultdict(list)
     for job in jobs:

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.product.fleet import makespan, simulated, write_plan
+from benchmarks.product.fleet import simulated, write_plan
 from edgevit.jobs.fleet.plan import read_plan
 from edgevit.jobs.jobs_file import read_jobs
-from edgevit.jobs.runners import Job, JobQueue
 
 
 def test_the_plan_and_the_jobs_file_have_the_same_derivations(tmp_path: Path) -> None:
@@ -21,12 +20,3 @@ def test_the_plan_and_the_jobs_file_have_the_same_derivations(tmp_path: Path) ->
 def test_a_simulated_worker_is_idle_at_the_end_only() -> None:
     many = simulated([1.0] * 10, 4)
     assert many["wall_s"] == 3 and many["utilisation"] == pytest.approx(10 / 12)
-
-
-def test_the_time_of_a_queue_is_simulated_with_what_jobs_need_and_their_board() -> None:
-    jobs: list[Job[float, int]] = [
-        Job("a", 3.0, len), Job("b", 2.0, len, ("a",)), Job("c", 4.0, len), Job("d", 9.0, len, place="orin")
-    ]  # type: ignore[arg-type]  # fmt: skip
-    assert makespan(JobQueue(jobs, {}, 2)) == 9
-    assert makespan(JobQueue(jobs[:3], {}, 1)) == 9
-    assert makespan(JobQueue(jobs[:3], {}, 2)) == 5

@@ -11,7 +11,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from small_base import ARGS, NAME, PLAN, PREPROCESSING, QUICK, write_checkpoint
 from edgevit.errors import EdgeVitError, JobsError, OptionError, OutputError
 from edgevit.jobs import runners
 from edgevit.jobs.fleet import run
+from edgevit.jobs.fleet.estimates import TimeLeft
 from edgevit.jobs.fleet.plan import read_plan
 from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.run import fleet, follow_runner
@@ -34,7 +34,6 @@ from edgevit.jobs.fleet.stages import Heard, carry_out
 from edgevit.jobs.fleet.states import JOB_KIND, RECORD, JobRecord
 from edgevit.jobs.ray_cluster import run_on_ray
 from edgevit.jobs.runners import Job
-from edgevit.progress import Silent
 
 
 def stamps(folder: Path) -> dict[str, int]:
@@ -103,17 +102,6 @@ def test_workers_are_not_for_a_cluster(fleet_plan: Any) -> None:
         fleet(FleetRequest(plan=fleet_plan(), workers=2, ray="auto"))
 
 
-class Counted(Silent):
-    """Progress that keeps how many jobs there are, and how many had ended at each update."""
-
-    def stage(self, name: str, total: int | None = None, unit: str = "") -> AbstractContextManager[Counted]:
-        self.total, self.ended = total, list[int]()
-        return nullcontext(self)
-
-    def update(self, done: int, **figures: float | None) -> None:
-        self.ended.append(done)
-
-
 @pytest.mark.parametrize("can_write", [True, False])
 def test_a_job_whose_process_died_is_shown_as_failed_also_where_no_record_can_be_written(
     can_write: bool, fleet_plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,28 +114,27 @@ def test_a_job_whose_process_died_is_shown_as_failed_also_where_no_record_can_be
         yield first, JobsError("its process was ended from outside (signal 9)")
 
     monkeypatch.setattr(run, "run_in_processes", die)
-    shown = Counted()
     derive, *_ = read_plan(fleet_plan()).jobs
     if can_write:  # after another failure
         derive.folder.mkdir(parents=True)
         earlier = JobRecord(derive.name, derive.sha256, "failed", "a check failed", versions={"edgevit": "1"})
         (derive.folder / RECORD).write_text(JOB_KIND.text(earlier))
-    states = fleet(fleet_plan(), progress=shown)
-    assert (shown.total, shown.ended) == (3, [1]), "the time left is drawn from these"
+    states = fleet(fleet_plan())
     assert [state.state for state in states] == ["failed", "waiting", "waiting"]
     assert states[0].reason == "its process was ended from outside (signal 9)"
     assert states[1].reason == "for odd-tiny-half-nuwa, which failed"
 
 
 def test_ctrl_c_is_told_what_is_waited_for(fleet_plan: Any) -> None:
+    derive, *_ = read_plan(fleet_plan()).jobs
+    first, told = Job(derive.name, derive, carry_out), RecordedProgress()
+
     def stopped() -> Generator[Any, None, None]:
-        yield Job(derive.name, derive, carry_out), None
+        yield first, None
         raise KeyboardInterrupt
 
-    derive, *_ = read_plan(fleet_plan()).jobs
-    told = RecordedProgress()
     with pytest.raises(KeyboardInterrupt):
-        follow_runner(stopped(), 1, told, stage="fleet")
+        follow_runner(stopped(), TimeLeft([first], {}, {}, 1), told, stage="fleet")
     assert told.notes == ["stopping: trainings save their state first; press Ctrl-C again to end at once"]
 
 
