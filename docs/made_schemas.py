@@ -18,7 +18,6 @@ from edgevit.board.layers import LAYERS_KIND
 from edgevit.derivation.allocate.cost_table import SCHEMA as COST_TABLE_SCHEMA
 from edgevit.derivation.allocate.cost_table import CostTable
 from edgevit.jobs.fleet.states import JOB_KIND
-from edgevit.jobs.jobs_table import TABLE_KIND
 from edgevit.jobs.suite.record import SUITE_KIND
 from edgevit.jobs.sweep.record import SWEEP_KIND
 from edgevit.latency.meet import SEARCH_KIND
@@ -39,7 +38,7 @@ from edgevit.train.saved import SAVED_KIND
 
 FOLDER = Path(__file__).parent / "schemas"
 KINDS: tuple[RecordKind[Any], ...] = (
-    MODEL_KIND, DERIVATION_KIND, PLAN_KIND, SUPERNET_KIND, EXPORT_KIND, ENGINE_KIND, SWEEP_KIND, TABLE_KIND,
+    MODEL_KIND, DERIVATION_KIND, PLAN_KIND, SUPERNET_KIND, EXPORT_KIND, ENGINE_KIND, SWEEP_KIND,
     LAYERS_KIND, SUITE_KIND, IMPORTED_KIND, HISTORY_KIND, REQUEST_KIND, BASELINES_KIND, DECIDED_KIND,
     SAVED_KIND, SEARCH_KIND, KEY_KIND, ENGINES_KIND, REPORT_KIND, JOB_KIND,
 )  # fmt: skip

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # so that mypy checks the modules before their package, which
     from edgevit.jobs.fleet.request import FleetRequest as FleetRequest
     from edgevit.jobs.fleet.states import JobState
     from edgevit.jobs.jobs_file import DeriveManyRequest as DeriveManyRequest
-    from edgevit.jobs.jobs_table import JobRow
+    from edgevit.jobs.many import JobRow
     from edgevit.jobs.suite.record import SuiteRecord
     from edgevit.jobs.suite.request import CharacterizeRequest as CharacterizeRequest
     from edgevit.jobs.sweep.record import Sweep

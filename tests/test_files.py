@@ -29,8 +29,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from places import ROOT
 
-from edgevit.errors import EdgeVitError, PlanError
-from edgevit.progress import Silent
+from edgevit.errors import EdgeVitError
 from edgevit.records.derivation import DERIVATION_KIND, Accuracies, AccuracyRecord, Facts, TrainingRecord
 from edgevit.records.engine import EngineAccuracy, EngineClassAccuracy
 from edgevit.records.kinds import seal
@@ -100,15 +99,11 @@ def _stated(root: Path) -> object:
     return stated_preprocessing(root / "o" / "model.onnx", {}, {}, read_release(root / "o"))
 
 
-def _results(root: Path) -> object:
-    """Damaged results are told of and read as none: the rows come from the models' own folders."""
-    from edgevit.jobs.many import _Results
+def _job(root: Path) -> object:
+    """A damaged record of a job is read as none: the job is done again, or found done by its model."""
+    from edgevit.jobs.fleet.states import JOB_KIND
 
-    class Told(Silent):
-        def warn(self, text: str) -> None:
-            raise PlanError(text)
-
-    return _Results(root / "fleet", []).read(Told())
+    return JOB_KIND.read(root / "fleet" / "jobs" / "a" / "job.json")
 
 
 FEW = ("--max-images", "3", "--device", "cpu", "-q")
@@ -131,7 +126,7 @@ KINDS = {
     "profile": Kind("mine.yaml", (("profiles", "mine.yaml"),)),
     "costs": Kind("costs.yaml", (_costs,), named="cost"),
     "plan": Kind("jobs.yaml", (_plan,)),
-    "results": Kind("fleet/results.json", (_results,), sealed=True),
+    "job": Kind("fleet/jobs/a/job.json", (_job,), sealed=True),
     "sweep": Kind("swept/sweep.json", (("show", "swept"),), sealed=True),
     "proof": Kind("proof.json", (("show", "proof.json"),), sealed=True),
     "classes": Kind(
@@ -206,7 +201,7 @@ def _make_small_files(root: Path) -> None:
 
     from edgevit.board.layers import line_of
     from edgevit.jobs import jobs_file
-    from edgevit.jobs.jobs_table import TABLE_KIND, JobRow, JobsTable
+    from edgevit.jobs.fleet.states import JOB_KIND, JobRecord
     from edgevit.jobs.suite.record import write_suite_record
     from edgevit.jobs.sweep.record import FinetunedBase, Sweep, SweepPoint, write_sweep
     from edgevit.records.derivation import StartRecord
@@ -221,10 +216,11 @@ def _make_small_files(root: Path) -> None:
     (root / "costs.yaml").write_text(yaml.safe_dump(costs))
     (root / "classes.txt").write_text("3\n5\n")
     shutil.copy(jobs_file.EXAMPLE, root / "jobs.yaml")
-    row = JobRow("a", "t", "b", "forge", "fleet/a", "0" * 64, "done", 1.5, None, 0.9, 0.95, 10, 20, 0.5, ("curves",))
-    table = JobsTable((row, replace(row, job="c", state="failed", error="no")), versions={"edgevit": "0.1.0"})
-    (root / "fleet").mkdir()
-    (root / "fleet" / "results.json").write_text(TABLE_KIND.text(table))
+    record = JobRecord(
+        "a", "0" * 64, "failed", "no", 1.5, 3.0, 0.5, 1e9, "orin", {"p99<8ms": "fail"}, ("weak",), {"edgevit": "0.1.0"}
+    )
+    (root / "fleet" / "jobs" / "a").mkdir(parents=True)
+    (root / "fleet" / "jobs" / "a" / "job.json").write_text(JOB_KIND.text(record))
     (root / "swept").mkdir()
     points = (SweepPoint("base", None, 90, 100, 1000, 500), SweepPoint("r0.5", 0.5, 88, 100, 500, 250))
     begun = {"request": {"base": "b"}, "part": "validation", "created": "2026-01-01", "versions": {"edgevit": "0.1.0"}}

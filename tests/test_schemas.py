@@ -62,7 +62,6 @@ NO_RECORDS = {  # what no later run of edgevit reads by a schema
     "edgevit/records/engine.py": "what is hashed, and TensorRT's own list of an engine's layers",
     "edgevit/reporting/page.py": "what a page packs for its own script",
     "edgevit/request.py": "a request, read again at once",
-    "edgevit/jobs/sweep/request.py": "a request, read again at once",
 }
 
 

@@ -247,7 +247,8 @@ class _Bars:
             TimeRemainingColumn(),
             TextColumn("{task.fields[figures]}", markup=False),
         )
-        with Bars(*columns, console=self.console, transient=True) as bars:
+        # By default rich forgets updates after 30 s, and jobs and epochs take longer.
+        with Bars(*columns, console=self.console, transient=True, speed_estimate_period=math.inf) as bars:
             task = bars.add_task(printable(name), total=total, figures="", visible=False)
             stage = _BarStage(bars, task)
             yield stage

@@ -7,5 +7,5 @@ budgets/   several measured budgets for one task, each met by `edgevit.latency`
 sweep/     several rates for one task, without training, compared with the base
 fleet/     tasks x bases x budgets x methods x boards from a plan file, from derivation to gated benches
 suite/     networks of many shapes on a board, without data or weights
-many       tasks x budgets x methods from a YAML file (`jobs_file`), in worker processes
+many       tasks x budgets x methods from a YAML file (`jobs_file`): a fleet that has derivations alone
 """

@@ -31,7 +31,7 @@ from edgevit.request import BUDGET, COMPUTING, Option, default_of, options_of, p
 from edgevit.train.settings import Training
 
 EXAMPLE = Path(__file__).with_name("example_jobs.yaml")
-RESULTS = ("results.json", "results.md")  # file names of the tables beside the jobs' folders
+JOBS = "jobs"  # folder of `out` with the records of the jobs; the models lie beside it
 _READER = Reader(JobsError, hint="`edgevit derive-many --example` prints one that is good")
 # Options of `edgevit derive` that say where models are measured.
 PLACE_KEYS = {option.field for option in options_of(MeetRequest)} - {o.field for o in options_of(DeriveRequest)}
@@ -224,7 +224,7 @@ def entries_by_name(kind: str, entries: Sequence[Any], file: Path) -> dict[str, 
         name = entry.name
         if name in named:
             raise JobsError(f"{file}: two {kind} are named {name!r}; give each its own name")
-        if name in ("", ".", "..", *RESULTS) or "/" in name or not name.isprintable():
+        if name in ("", ".", "..") or (kind, name) == ("jobs", JOBS) or "/" in name or not name.isprintable():
             raise JobsError(f"{file}: {name!r}, one of the {kind}, cannot be the name of a folder; try another")
         named[name] = entry
     if not named:

@@ -19,11 +19,10 @@ from edgevit.board.comparison import RunReader
 from edgevit.board.layers import LAYERS_KIND, LayerProfile
 from edgevit.errors import EdgeVitError, OptionError, RunsError
 from edgevit.jobs.fleet.costs import FleetCost, cost_of
-from edgevit.jobs.fleet.plan import JOBS, read_plan
+from edgevit.jobs.fleet.plan import read_plan
 from edgevit.jobs.fleet.states import JOB_KIND, states_of
 from edgevit.jobs.fleet.states import RECORD as JOB
-from edgevit.jobs.jobs_file import RESULTS
-from edgevit.jobs.jobs_table import TABLE_KIND
+from edgevit.jobs.jobs_file import JOBS
 from edgevit.jobs.sweep.record import read_sweep
 from edgevit.records.answers import RightImages
 from edgevit.records.derivation import DerivationRecord, JudgedPart, MapScore
@@ -43,7 +42,7 @@ _NEAR = 16  # bytes
 _FOREIGN = 1000  # lines; a file that is not named explicitly and has no run in so many is read no further
 _READER = Reader(RunsError, hint="remove the line if it was cut off")
 _PLANS = (".yaml", ".yml")  # suffixes of plans, of a fleet or of many derivations
-_TABLES = (RESULTS[0], SWEEP, JOB)
+_TABLES = (SWEEP, JOB)
 _PLAN = Reader(RunsError, hint="`edgevit fleet --example` prints a plan")
 _SWEPT = Reader(RunsError, hint="remove it to sweep again: models that are there stay")
 
@@ -199,7 +198,7 @@ def _folder_of(plan: Path, evidence: Evidence) -> Path:
 
 
 def _below(root: Path) -> Iterator[Path]:
-    """Yield model folders, JSON-lines files, and tables of jobs and sweeps; model folders are not searched.
+    """Yield model folders, JSON-lines files, and records of jobs and sweeps; model folders are not searched.
 
     A link to a model folder counts; other links to folders are not followed, as they may form a circle.
     """
@@ -226,10 +225,8 @@ def _take(evidence: Evidence, path: Path, *, named: bool) -> None:
         _take_lines(evidence, path, named=named)
     elif path.name == SWEEP:
         _take_sweep(evidence, path)
-    elif path.name == JOB:
-        _take_job(evidence, path)
     else:
-        _take_jobs(evidence, path)
+        _take_job(evidence, path)
 
 
 def _take_model(evidence: Evidence, path: Path) -> None:
@@ -305,16 +302,6 @@ def _begins_as_a_run(file: Path) -> bool:
             return opened.read(_NEAR).startswith(_BEGINS)
     except OSError:
         return False
-
-
-def _take_jobs(evidence: Evidence, file: Path) -> None:
-    """List the jobs without a model: failed, or with a missing folder."""
-    table = evidence.read(file, lambda: TABLE_KIND.read(file))
-    for row in table.rows if table is not None else ():
-        if row.state == "failed":
-            evidence.skip(f"{file}, job {row.job}", f"failed: {row.error or 'unknown error'}")
-        elif row.state == "done" and not any(at.is_dir() for at in (Path(row.out), file.parent / Path(row.out).name)):
-            evidence.skip(f"{file}, job {row.job}", f"its folder {row.out} is gone")
 
 
 def _take_job(evidence: Evidence, file: Path) -> None:

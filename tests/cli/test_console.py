@@ -135,6 +135,14 @@ def test_progress_on_a_terminal_shows_names_as_they_are(monkeypatch: pytest.Monk
     assert not {"\x1b]0;", "\x1b[2J"} & set(re.findall("\x1b.{3}", drawn))
 
 
+def test_bars_show_the_time_left_of_work_whose_units_take_minutes() -> None:
+    with console._Bars().stage("fleet", total=10, unit="job") as stage:
+        for ended in (1, 2, 3):
+            stage.bars.get_time = lambda ended=ended: 100.0 * ended
+            stage.update(ended)
+        assert stage.bars.tasks[0].time_remaining == 700
+
+
 def number_options() -> list[tuple[str, str, bool]]:
     """Command, option and whether it takes whole numbers, of every option of every command that is a number."""
     root = typer.main.get_command(app)

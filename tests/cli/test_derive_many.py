@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,6 @@ import yaml
 from small_base import ARGS, NAME
 
 from edgevit.jobs import workers
-from edgevit.jobs.jobs_file import read_jobs
-from edgevit.jobs.many import run_job
 
 
 @pytest.mark.slow
@@ -28,9 +27,9 @@ def test_a_plan_may_accept_a_weak_base(
     }  # fmt: skip
     file = tmp_path / "jobs.yaml"
     file.write_text(yaml.safe_dump(plan))
-    (job,), _ = read_jobs(file)
-    stopped = run_job(job)
-    assert stopped.state == "failed" and "the base is right on" in str(stopped.error)
+    stopped = edgevit_main("derive-many", file, "--json")
+    (row,) = json.loads(stopped.out)["rows"]
+    assert (stopped.code, row["state"]) == (1, "failed") and "the base is right on" in row["error"]
     file.write_text(yaml.safe_dump({**plan, "accept_weak_base": True}))
     done = edgevit_main("derive-many", file)
     assert done.code == 0

@@ -115,7 +115,7 @@ JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
         ({"budgets": [{"name": "a/b", "rate": 0.5}]}, JobsError, "'a/b', one of the budgets, cannot be the name"),
         ({"methods": [{"name": "/", "method": "nuwa"}]}, JobsError, "'/', one of the methods, cannot be the name"),
         ({"jobs": [{**JOB, "name": ".."}]}, JobsError, "'..', one of the jobs, cannot be the name of a folder"),
-        ({"jobs": [{**JOB, "name": "results.json"}]}, JobsError, "'results.json', one of the jobs, cannot be the name"),
+        ({"jobs": [{**JOB, "name": "jobs"}]}, JobsError, "'jobs', one of the jobs, cannot be the name of a folder"),
         ({"tasks": [{"name": "a\nb"}]}, JobsError, r"'a\\nb', one of the tasks, cannot be the name of a folder"),
         ({"out": "a\0b"}, JobsError, "has a zero byte in out"),
         ({"checkpoint": "x" * 5000, "shape": "round"}, JobsError, "no shape policy 'round'"),

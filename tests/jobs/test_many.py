@@ -7,25 +7,25 @@ import os
 import signal
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import bad_jobs
 import pytest
+from board_fixtures import processes
 from forks import Program, server
 from recorded_progress import RecordedProgress
-from seals import reseal
 from small_base import PLAN, write_checkpoint
 
 from edgevit.errors import OutputError
 from edgevit.jobs import many
-from edgevit.jobs.jobs_file import DeriveJob, read_jobs
+from edgevit.jobs.fleet.plan import FleetJob
+from edgevit.jobs.fleet.states import JOB_KIND, RECORD, JobRecord
+from edgevit.jobs.jobs_file import read_jobs
 from edgevit.jobs.many import derive_many
-from edgevit.progress import Silent
 from edgevit.records.kinds import seal
 from edgevit.records.lock import alone_in
-from edgevit.records.unfinished import has_state, open_partial
+from edgevit.records.unfinished import has_state
 
 
 def test_jobs_are_done_once_and_one_that_fails_does_not_stop_the_rest(
@@ -46,8 +46,7 @@ def test_jobs_are_done_once_and_one_that_fails_does_not_stop_the_rest(
     (weak,) = rows["odd-half-nuwa"]["warnings"]
     assert "base" in weak and f"odd-half-nuwa: {weak}" in " ".join(ran.err.split()), "what a worker warns of is told"
     assert rows["even-half-nuwa"]["top1"] == pytest.approx(_top1(tmp_path / "out" / "even-half-nuwa"))
-    table = (tmp_path / "out" / "results.md").read_text()
-    assert table.count("\n") == 5 and "| odd-half-nuwa |" in table
+    assert f"even-half-nuwa: top-1 {100 * rows['even-half-nuwa']['top1']:.2f} % (" in ran.err
     stamp = (tmp_path / "out" / "odd-half-nuwa" / "model.json").stat().st_mtime_ns
     good = plan(checkpoint=checkpoint)
     again = derive_many(good)
@@ -57,88 +56,43 @@ def test_jobs_are_done_once_and_one_that_fails_does_not_stop_the_rest(
     told = "exists and is not overwritten; choose another out, or remove it"  # nothing else can be asked for
     assert all(row.state == "failed" and row.error == f"{row.out} {told}" for row in changed)
     assert [row.state for row in derive_many(plan(checkpoint=checkpoint))] == ["done", "done"], "nothing is forgotten"
-    _models_outlive_what_is_told_of_them(good, tmp_path / "out" / "results.json", rows)
-    _a_model_that_names_no_job_is_not_taken_for_one(read_jobs(good)[0][0])
+    _models_outlive_what_is_told_of_them(good, tmp_path / "out" / "jobs" / "odd-half-nuwa" / RECORD, rows)
     assert (tmp_path / "out" / "odd-half-nuwa" / "model.json").stat().st_mtime_ns == stamp
 
 
 def _models_outlive_what_is_told_of_them(plan_file: Path, file: Path, rows: dict[str, Any]) -> None:
-    """Every model that is there is done, however little of results.json is left, and nothing is worked out again."""
+    """Every model that is there is done, however little of a job's record is left, and nothing is worked out again."""
     good = file.read_text()
 
     def sealed(text: str) -> str:
         return json.dumps(seal(json.loads(text)))
 
-    for content, warned in (
-        (None, ""),
-        (sealed(good.replace('"done"', '"started"')), ""),  # the machine went down before the end was told
-        (sealed(good.replace('"done"', '"failed"')), ""),
-        (good.replace('"done"', '"failed"'), "was altered"),
-        (good[: len(good) // 2], "is not JSON"),
-        ('{"schema": 1, "rows": 3}', "has 3 as rows"),
+    for content in (
+        None,
+        sealed(good.replace('"done"', '"failed"')),  # as if the machine went down before the end was told
+        good.replace('"done"', '"failed"'),
+        good[: len(good) // 2],
+        '{"schema": 1, "job": 3}',
     ):
         file.unlink() if content is None else file.write_text(content)
-        noting = RecordedProgress()
-        again = derive_many(plan_file, progress=noting)
+        again = derive_many(plan_file)
         assert {(row.job, row.state, row.top1) for row in again} == {
             (name, "done", row["top1"]) for name, row in rows.items() if row["state"] == "done"
         }, content
-        assert [w for w in noting.warnings if warned not in w] == [] and bool(noting.warnings) == bool(warned), content
-        assert json.loads(file.read_text())["rows"] == [json.loads(json.dumps(asdict(row))) for row in again]
 
 
-def _a_model_that_names_no_job_is_not_taken_for_one(job: DeriveJob) -> None:
-    file = Path(job.out, "derivation.json")
-    assert json.loads(file.read_text())["job"] == job.sha256()
-    reseal(file, lambda content: content.pop("job"))  # as `edgevit derive` writes it
-    assert many._finished_row(job, (), Silent()) is None
-
-
-def test_the_error_of_a_job_names_keys_of_the_file() -> None:
-    error = "or go on as it is with --accept-weak-base --accept-preprocessing; choose another --out"
-    keys = "or go on as it is with accept_weak_base: true accept_preprocessing: true; choose another out"
-    assert many.with_keys(error) == keys
-
-
-@pytest.mark.parametrize(
-    ("content", "warned"),
-    [
-        (None, None),
-        ('{"accuracy": {"der', "derivation.json is not JSON"),
-        ("[]", "derivation.json has a list, expected an object"),
-        ('{"schema": 1, "accuracy": {"derived": {"top1": "x"}}}', "derivation.json"),
-    ],
-)
-def test_a_folder_that_does_not_say_it_is_the_job_s_is_not_taken_for_it(
-    plan: Any, content: str | None, warned: str | None
-) -> None:
+def test_the_row_of_a_model_whose_records_cannot_be_read_has_no_figures_and_says_so(plan: Any) -> None:
     job = read_jobs(plan())[0][0]
     folder, noting = Path(job.out), RecordedProgress()
     folder.mkdir(parents=True)
-    if content is not None:
-        (folder / "derivation.json").write_text(content)
-    assert many._finished_row(job, (), noting) is None
-    assert (warned in noting.warnings[0]) if warned else noting.warnings == []
-
-
-@pytest.mark.parametrize(("name", "text"), [("results.json", '{"accuracy": 0.9}'), ("results.md", "# What I found\n")])
-def test_files_of_somebody_else_are_not_replaced_by_the_tables(plan: Any, name: str, text: str) -> None:
-    jobs, layout = read_jobs(plan())
-    file = Path(layout.out, name)
-    file.parent.mkdir()
-    file.write_text(text)
-    with pytest.raises(OutputError, match=rf"{name} is no table of jobs, so it is not overwritten; choose another out"):
-        derive_many(plan())
-    assert file.read_text() == text and not Path(jobs[0].out).exists()
-
-
-def test_a_job_begun_with_other_settings_is_told_of_what_a_jobs_file_has(plan: Any, tmp_path: Path) -> None:
-    job = read_jobs(plan(checkpoint=str(write_checkpoint(tmp_path))))[0][0]
-    folder = Path(f"{job.out}.partial")
-    with open_partial(Path(job.out), {"of": "another"}, resume=False):
-        (folder / "took_long").touch()
-    error = many.run_job(job).error
-    assert error is not None and error.endswith(f"give the same ones, choose another out, or remove {folder}")
+    (folder / "model.json").write_text('{"accuracy": {"der')
+    done = JobRecord(job.name, job.sha256(), "done", seconds=2.5, warnings=("weak",), versions={"edgevit": "0.1.0"})
+    fleet_job = FleetJob(job.name, "derive", folder.parent / "jobs" / job.name, folder, job.sha256(), job, {})
+    fleet_job.folder.mkdir(parents=True)
+    (fleet_job.folder / RECORD).write_text(JOB_KIND.text(done))
+    row = many._row(fleet_job, None, noting)
+    assert (row.state, row.seconds, row.top1, row.warnings) == ("done", 2.5, None, ("weak",))
+    assert "model.json is not JSON" in noting.warnings[0]
 
 
 def _top1(folder: Path) -> float:
@@ -152,7 +106,7 @@ def test_what_every_job_would_fail_with_is_refused_once_and_nothing_is_started(
     assert edgevit_main("derive-many", plan(checkpoint=str(missing))).error == (
         f"error: no weights at {missing}; check the path"
     )
-    assert not list((tmp_path / "out").glob("*half*")) and not (tmp_path / "out" / "results.md").is_file()
+    assert not list((tmp_path / "out").glob("*half*"))
     assert edgevit_main(
         "derive-many", plan(checkpoint=str(write_checkpoint(tmp_path)), data="nowhere")
     ).error.startswith("error: data nowhere does not exist")
@@ -171,7 +125,7 @@ def test_a_worker_that_is_ended_from_outside_fails_its_job_alone(
     plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgevit.jobs.workers._SPAWN", server())
-    monkeypatch.setattr(many, "run_job", bad_jobs.die)
+    monkeypatch.setattr(many, "carry_out", bad_jobs.die)
     rows = derive_many(plan(checkpoint=str(write_checkpoint(tmp_path))), workers=1)
     assert [row.state for row in rows] == ["failed", "done"]
     assert "ended from outside (signal 9)" in str(rows[0].error)
@@ -180,7 +134,7 @@ def test_a_worker_that_is_ended_from_outside_fails_its_job_alone(
 def test_a_fault_of_edgevit_in_a_worker_fails_its_job_and_is_printed(
     plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(many, "run_job", bad_jobs.fail)
+    monkeypatch.setattr(many, "carry_out", bad_jobs.fail)
     (row,) = derive_many(plan(checkpoint=str(write_checkpoint(tmp_path)), tasks=PLAN["tasks"][:1]))  # type: ignore[index]
     assert "exit code 1; what is printed above is a fault of edgevit" in str(row.error)
     assert "ZeroDivisionError: a fault of edgevit" in capfd.readouterr().err
@@ -231,10 +185,7 @@ def test_workers_end_with_their_parent_and_what_trains_keeps_its_state(plan: Any
 
 
 def _children(process: int) -> list[int]:
-    told = Path(f"/proc/{process}/task/{process}/children")
-    if not told.is_file():
-        pytest.skip("this system does not tell the children of a process")
-    return [int(child) for child in told.read_text().split()]
+    return [child for child, (parent, _) in processes().items() if parent == process]
 
 
 def _wait_until_gone(processes: list[int]) -> None:
@@ -246,9 +197,9 @@ def _wait_until_gone(processes: list[int]) -> None:
 
 
 def test_ctrl_c_while_a_worker_starts_is_one_line(plan: Any, tmp_path: Path) -> None:
-    file, begun = plan(checkpoint=str(write_checkpoint(tmp_path))), tmp_path / "out" / "results.json"
+    file = plan(checkpoint=str(write_checkpoint(tmp_path)))
     program = Program("-m", "edgevit", "derive-many", file, new_session=True)
-    while not begun.exists() and program.poll() is None:
+    while not _children(program.pid) and program.poll() is None:
         time.sleep(0.05)
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does
     assert program.wait() == 130 and "Traceback" not in program.stderr

@@ -16,7 +16,6 @@ from some_runs import DENSE
 from edgevit.board.layers import line_of
 from edgevit.errors import OptionError, RunsError
 from edgevit.jobs.fleet.states import JOB_KIND, JobRecord
-from edgevit.jobs.jobs_table import TABLE_KIND, JobRow, JobsTable
 from edgevit.records.model_folder import ModelFolder
 from edgevit.reporting.gather import gather
 
@@ -113,17 +112,6 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     assert len(gather([tmp_path]).runs) == 1
     with pytest.raises(OptionError, match=r"pipe\.jsonl is neither a folder nor a \.jsonl file"):
         gather([tmp_path / "pipe.jsonl"])
-
-
-def test_jobs_without_a_model_are_told_of(tmp_path: Path) -> None:
-    (tmp_path / "runs.jsonl").write_text(DENSE.to_json())
-    rows = [
-        JobRow("a", "pets", "rate 0.5", "nuwa", str(tmp_path / "a"), "0" * 64, "done"),
-        JobRow("b", "pets", "rate 0.9", "nuwa", str(tmp_path / "b"), "0" * 64, "failed", error="no shape fits"),
-    ]
-    (tmp_path / "results.json").write_text(TABLE_KIND.text(JobsTable(tuple(rows), {"edgevit": "0.1.0"})))
-    told = {one.source.rpartition(", ")[2]: one.reason for one in gather([tmp_path]).skipped}
-    assert told == {"job a": f"its folder {tmp_path / 'a'} is gone", "job b": "failed: no shape fits"}
 
 
 def test_a_plan_stands_for_its_folder_and_its_jobs_that_failed_are_told_of(everything: Path, tmp_path: Path) -> None:

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgevit.jobs.jobs_file import DeriveJob
-    from edgevit.jobs.jobs_table import JobRow
+    from edgevit.jobs.fleet.plan import FleetJob
+    from edgevit.jobs.fleet.states import JobRecord
 
 
-def die(job: DeriveJob, *_: object) -> JobRow:
+def die(job: FleetJob, *_: object) -> JobRecord:
     """End as by the system's hand, where the task is "odd"."""
-    if job.task == "odd":
+    if job.derivation.task == "odd":
         os.kill(os.getpid(), signal.SIGKILL)
-    from edgevit.jobs.jobs_table import JobRow
+    from edgevit.jobs.fleet.states import JobRecord
 
-    return JobRow(job.name, job.task, job.budget, job.method, job.out, job.sha256(), "done", top1=1.0)
+    return JobRecord(job.name, job.sha256, "done")
 
 
-def fail(job: DeriveJob, *_: object) -> JobRow:
+def fail(job: FleetJob, *_: object) -> JobRecord:
     raise ZeroDivisionError("a fault of edgevit")
 
 

@@ -18,6 +18,7 @@ from edgevit.jobs.fleet.states import JobRecord
 from edgevit.jobs.jobs_file import DeriveJob
 from edgevit.jobs.runners import WORKER, Job, JobQueue, makespan
 from edgevit.network.network import Network
+from edgevit.train.settings import Training
 
 PROCESS_BYTES = 800_000_000  # memory of Python with torch and images
 # Copies of the weights: base, model and statistics; with gradients, moments and teacher.
@@ -50,20 +51,19 @@ def size_of(network: Network) -> BaseSize:
 
 def work_of(derivation: DeriveJob, size: BaseSize) -> float:
     """MACs of a derivation, roughly: of its training and of what is measured."""
-    training = derivation.arguments["training"]
-    steps = training.get("steps")
-    trained = (USUAL_STEPS if steps is None else steps) * training.get("batch_size", 32)
-    return float(size.macs * (3 * trained + MEASURED_IMAGES))
+    training = Training(**derivation.arguments["training"])
+    steps = USUAL_STEPS if training.steps is None else training.steps
+    return float(size.macs * (3 * steps * training.batch + MEASURED_IMAGES))
 
 
 def memory_of(derivation: DeriveJob, size: BaseSize) -> int:
     """Bytes of the process of a derivation, within a factor of two; with a GPU, without the memory of the GPU."""
-    training = derivation.arguments["training"]
-    on_gpu = training.get("device", "auto") != "cpu" and torch.cuda.is_available()
-    if training.get("steps") == 0 or on_gpu:
+    training = Training(**derivation.arguments["training"])
+    on_gpu = training.device != "cpu" and torch.cuda.is_available()
+    if training.steps == 0 or on_gpu:
         return PROCESS_BYTES + 4 * UNTRAINED_COPIES * size.params
-    batch_size: int = training.get("batch_size", 32)
-    return PROCESS_BYTES + 4 * (TRAINED_COPIES * size.params + batch_size * size.kept)
+    micro_batch = training.batch // training.grad_accum
+    return PROCESS_BYTES + 4 * (TRAINED_COPIES * size.params + micro_batch * size.kept)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from edgevit.errors import GateError, JobsError, OptionError, ProfileError, Unkn
 from edgevit.exporting.request import FilesRequest
 from edgevit.jobs.jobs_file import (
     COMMON_KEYS,
+    JOBS,
     BudgetEntry,
     DeriveJob,
     JobsFile,
@@ -43,7 +44,6 @@ from edgevit.request import nearest, options_of, request_of
 
 EXAMPLE = Path(__file__).with_name("example_plan.yaml")
 READER = Reader(JobsError, hint="`edgevit fleet --example` prints one that is good")
-JOBS = "jobs"  # folder of the plan's `out` with a folder for each job; the models lie beside it
 HERE = "here"  # the board that is this machine
 Stage = Literal["derive", "export", "engine", "bench"]
 BASE_KEYS = ("base", "checkpoint", "pretrained", "model_args", "preprocessing", "base_classes")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
+from typing import Any
 
 import torch
 
@@ -17,21 +18,21 @@ from edgevit.derivation.compatibility import refuse_base
 from edgevit.derivation.feasibility import Target
 from edgevit.derivation.method import find_method, refuse_training
 from edgevit.derivation.request import DeriveRequest
-from edgevit.errors import EdgeVitError, Interrupted, JobsError, OptionError, OutputError
+from edgevit.errors import CheckpointError, EdgeVitError, Interrupted, JobsError, OptionError, OutputError
 from edgevit.jobs.fleet.estimates import BASE, BaseSize, TimeLeft, first_of_each, memory_of, size_of, work_of
 from edgevit.jobs.fleet.plan import FleetJob, FleetPlan, on_host, read_plan
 from edgevit.jobs.fleet.request import FleetRequest
-from edgevit.jobs.fleet.stages import carry_out, first_board
+from edgevit.jobs.fleet.stages import carry_out, first_board, with_keys
 from edgevit.jobs.fleet.states import JOB_KIND, RECORD, JobRecord, JobState, finished, record_of, states_of
 from edgevit.jobs.jobs_file import TASK_KEYS, DeriveJob, tasks_side_by_side
-from edgevit.jobs.many import with_keys
 from edgevit.jobs.ray_cluster import run_on_ray
-from edgevit.jobs.runners import ALL_WORKERS, FullDisk, Job, Later, run_in_processes
+from edgevit.jobs.runners import ALL_WORKERS, Event, FullDisk, Job, Later, run_in_processes
 from edgevit.network.classifier import with_classes
 from edgevit.network.network import Network
 from edgevit.network.opening import network_without_weights
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import OnlyOnce, Progress, Silent
+from edgevit.records.model_folder import ModelFolder
 from edgevit.records.writing import refuse_existing, write_whole, writing
 from edgevit.request import takes_options
 from edgevit.version import written_by
@@ -104,25 +105,37 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
         )
     else:
         events = run_on_ray(tasks, done, address=request.ray, threads=plan.layout.threads)
-    with progress.stage("fleet", 100, "% of the time") as stage, closing(events):
-        ended, begun, failed = 0, set[str](), dict[str, str]()
-        for job, result in events:
-            if result is None:
-                begun.add(job.name)
-                time_left.begin(job.name)
-            elif isinstance(result, Later):
-                time_left.put_off(job.name)
-                progress.warn(f"{job.name} waits: {result.reason}")
-            else:
-                assert not isinstance(result, FullDisk)  # a runner turns a full disk into an error or another try
-                ended += 1
-                time_left.end(job.record, result)
-                stage.update(time_left.percent(), jobs=ended)
-                if job.name in begun:  # what needs a job that failed has nothing to add
-                    _record_death(job.record, result)
-                    if isinstance(result, EdgeVitError) and not _waits(job.record, str(result)):
-                        failed[job.name] = str(result)
-                    _tell(job.name, result, progress)
+    return follow_runner(events, time_left, progress, stage="fleet")
+
+
+def follow_runner(
+    events: Generator[Event[FleetJob, Any], None, None], time_left: TimeLeft, progress: Progress, *, stage: str
+) -> dict[str, str]:
+    """Tell of jobs as they end; return the reasons of those that failed, without the jobs that need them."""
+    ended, begun, warned, failed = 0, set[str](), set[str](), dict[str, str]()
+    with progress.stage(stage, 100, "% of the time") as shown, closing(events):
+        try:
+            for job, result in events:
+                if result is None:
+                    begun.add(job.name)
+                    time_left.begin(job.name)
+                elif isinstance(result, Later):
+                    time_left.put_off(job.name)
+                    progress.warn(f"{job.name} waits: {result.reason}")
+                else:
+                    assert not isinstance(result, FullDisk)  # a runner turns a full disk into an error or another try
+                    ended += 1
+                    time_left.end(job.record, result)
+                    shown.update(time_left.percent(), jobs=ended)
+                    if job.name in begun:  # what needs a job that failed has nothing to add
+                        if isinstance(result, EdgeVitError):
+                            _record_death(job.record, result)
+                            if not _waits(job.record, str(result)):
+                                failed[job.name] = str(result)
+                        _tell(job.record, result, warned, progress)
+        except KeyboardInterrupt:
+            progress.note("stopping: trainings save their state first; press Ctrl-C again to end at once")
+            raise
     return failed
 
 
@@ -173,10 +186,11 @@ def _as_planned(job: FleetJob) -> JobRecord | None:
     return record if record is not None and record.gates.keys() == set(job.gates) else None
 
 
-def _record_death(job: FleetJob, result: JobRecord | EdgeVitError) -> None:
-    """Write the record of a job whose process ended without one."""
-    if isinstance(result, EdgeVitError) and record_of(job) is None:
-        record = JobRecord(job.name, job.sha256, "failed", str(result), versions={"edgevit": written_by()})
+def _record_death(job: FleetJob, error: EdgeVitError) -> None:
+    """Write the record of a job whose process ended without one, or left that of an earlier failure."""
+    earlier = record_of(job)
+    if earlier is None or earlier.reason not in (None, str(error)):
+        record = JobRecord(job.name, job.sha256, "failed", str(error), versions={"edgevit": written_by()})
         with suppress(OutputError), writing(job.folder):  # the others go on
             job.folder.mkdir(parents=True, exist_ok=True)
             write_whole(job.folder / RECORD, JOB_KIND.text(record))
@@ -188,14 +202,26 @@ def _waits(job: FleetJob, reason: str) -> bool:
     return record is not None and record.state == "waiting" and record.reason == reason
 
 
-def _tell(name: str, result: JobRecord | EdgeVitError, progress: Progress) -> None:
+def _tell(job: FleetJob, result: JobRecord | EdgeVitError, warned: set[str], progress: Progress) -> None:
+    """Show how a job ended, with its warnings; jobs of a task share most, and each of these is shown once."""
     if isinstance(result, EdgeVitError):
-        progress.note(f"{name}: {result}")
+        progress.note(f"{job.name}: {result}")
         return
     for text in result.warnings:
-        progress.warn(text)
-    broken = [f"{gate}: {state}" for gate, state in result.gates.items() if state != "pass"]
-    progress.note(f"{name}: {'; '.join(broken) if broken else 'done'} ({result.seconds:.0f} s)")
+        if text not in warned:
+            progress.warn(f"{job.name}: {text}")
+    warned.update(result.warnings)
+    outcome = [f"{gate}: {state}" for gate, state in result.gates.items() if state != "pass"]
+    progress.note(f"{job.name}: {'; '.join(outcome) or _accuracy(job) or 'done'} ({result.seconds:.0f} s)")
+
+
+def _accuracy(job: FleetJob) -> str:
+    """The accuracy of a model that was derived; empty: it was not measured, or the job is no derivation."""
+    if job.stage == "derive":
+        with suppress(CheckpointError):
+            if (record := ModelFolder(job.model).derivation()) is not None and record.accuracy.derived is not None:
+                return f"top-1 {100 * record.accuracy.derived.top1:.2f} %"
+    return ""
 
 
 def usual_workers(plan: FleetPlan) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Mapping
@@ -37,10 +38,9 @@ from edgevit.exporting.request import FilesRequest
 from edgevit.jobs.budgets.run import meet
 from edgevit.jobs.fleet.plan import FleetJob
 from edgevit.jobs.fleet.states import JOB_KIND, RECORD, RUNS, JobRecord, finished
-from edgevit.jobs.many import Heard, with_keys
 from edgevit.jobs.runners import WORKER, FullDisk, Later
 from edgevit.latency.request import MeetRequest
-from edgevit.progress import OnlyOnce, Progress
+from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.lock import alone_in
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import has_state, partial_folder
@@ -50,6 +50,22 @@ from edgevit.train.settings import Training
 from edgevit.version import written_by
 
 Gates = dict[str, State]
+
+
+class Heard(Silent):
+    """Collects the warnings of a job in another process."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def with_keys(error: str) -> str:
+    """Replace the options in an error of `edgevit derive` by the keys of a jobs file."""
+    error = error.replace("another --out", "another out")
+    return re.sub("--(skip-bad-images|accept-[a-z-]+)", lambda option: f"{option[1].replace('-', '_')}: true", error)
 
 
 def carry_out(job: FleetJob, *_: object) -> JobRecord | Later | FullDisk | JobsError:

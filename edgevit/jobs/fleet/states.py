@@ -72,12 +72,18 @@ class JobState:
 
 
 def record_of(job: FleetJob) -> JobRecord | None:
-    """The record of how the job ended; None: there is none, it cannot be read, or the job has changed since."""
+    """The record of how the job ended; None: there is none, it cannot be read, or the job has changed since.
+
+    A derivation that is done stays done with a lenient option more or less.
+    """
     try:
         record = JOB_KIND.read(job.folder / RECORD)
     except JobsError:
         return None
-    return record if record.sha256 == job.sha256 else None
+    is_same = record.sha256 == job.sha256
+    if not is_same and job.stage == "derive" and record.state == "done":
+        is_same = record.sha256 in job.derivation.hashes()
+    return record if is_same else None
 
 
 def finished(job: FleetJob) -> JobRecord | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import reduce
@@ -39,6 +38,15 @@ from edgevit.records.unfinished import has_state, partial_folder
 from edgevit.records.writing import refuse_existing
 from edgevit.request import BUDGETS, DATA, OUTPUT, SHAPE, TRAINING, Nested, Option, options_of
 from edgevit.train.settings import TEACHING, Training
+
+# What may differ where a sweep is continued: it changes no model, or sweep.json has it beside. Models are not trained.
+_FREE = {
+    "rates", "part", "threads", "ready_made", "cache", "accept_weak_base", "accept_preprocessing", "steps",
+    "device", "workers",
+}  # fmt: skip
+# sweep.json states these always, and others where they differ from their defaults: a sweep that was begun before an
+# option was there is continued.
+_STATED = {"base", "data", "pretrained", "method", "shape", "skip_bad_images", "validation_fraction", "seed"}
 
 
 def _read_rates(text: str, _: Mapping[str, Any]) -> tuple[float, ...]:
@@ -182,11 +190,9 @@ class SweepRequest(Request):
     def at(self, rate: float) -> DeriveRequest:
         """The derivation at one rate."""
         folder = self.out / f"r{rate:.12g}"
-        shared = {f.name: getattr(self, f.name) for f in fields(Request)}
+        shared = {f.name: getattr(self, f.name) for f in fields(DeriveRequest) if hasattr(self, f.name)}
         resumed = {"out": folder, "resume": has_state(partial_folder(folder))}
-        names = ("method", "options", "output", "head_blocks", "derive_from", "base_steps", "cache")
-        conditions = {name: getattr(self, name) for name in names}
-        return DeriveRequest(**{**shared, **resumed, **conditions}, rate=rate, by_class=bool(self.probe))
+        return DeriveRequest(**{**shared, **resumed}, rate=rate, by_class=bool(self.probe))
 
     def opening(self) -> dict[str, object]:
         """The arguments with which the base is opened."""
@@ -195,17 +201,16 @@ class SweepRequest(Request):
     def identity(self) -> dict[str, object]:
         """The options that must be the same to continue a sweep, as plain values."""
         weights = contents({"base": str(self.base), "checkpoint": self.checkpoint and str(self.checkpoint)})
-        identity = {
-            **{name: value for name, value in self.opening().items() if name != "new_head" or value},
-            **{name: getattr(self, name) for name in ("base", "data", "method", "options")},
-            **{name: getattr(self, name) for name in ("shape", "ffn_multiple", "embed_multiple")},
-            **{name: getattr(self, name) for name in ("skip_bad_images", "validation_fraction")},
-            **({} if self.group_by is None else {"group_by": self.group_by}),
-            **({} if self.head_blocks == 1 else {"head_blocks": self.head_blocks}),
-            **({} if self.output == OUTPUTS[0] else {"output": self.output, "probe": self.probe}),
-            "weights": weights.get("checkpoint", weights.get("base")),
-            "classes": listed(self.classes),
-            "seed": self.training.seed,
-            **self._of_training(),
+        usual = SweepRequest(base=self.base, data=self.data, out=self.out)._options()
+        stated = {
+            name: value
+            for name, value in self._options().items()
+            if name not in _FREE and (name in _STATED or value != usual[name])
         }
-        return dict(json.loads(json.dumps(identity, default=str)))
+        return {**stated, "weights": weights.get("checkpoint", weights.get("base")), "classes": listed(self.classes)}
+
+    def _options(self) -> dict[str, object]:
+        """All options as plain values, those of training among the others."""
+        options = self.plain()
+        training = options.pop("training")
+        return {**options, **training}

@@ -16,6 +16,7 @@ from edgevit.jobs.fleet.run import in_order
 from edgevit.jobs.fleet.states import JobRecord
 from edgevit.jobs.runners import Job, JobQueue
 from edgevit.network.opening import network_without_weights
+from edgevit.train.settings import Training
 
 ORINS = {"name": "orins", "hosts": ["orin1", "orin2"]}
 
@@ -147,5 +148,12 @@ def test_training_takes_memory_by_its_batch_and_work_by_its_steps(fleet_plan: An
     small, large = derivation(steps=10, batch_size=8), derivation(steps=100, batch_size=64)
     assert work_of(large, size) > 5 * work_of(small, size) - 5 * 3000 * size.macs
     assert memory_of(large, size) - memory_of(small, size) == 4 * 56 * size.kept
+    usual = Training().batch
+    for unstated in ({}, {"batch_size": None}):
+        whole = derivation(steps=10, **unstated)
+        assert memory_of(whole, size) - memory_of(small, size) == 4 * (usual - 8) * size.kept
+        assert work_of(whole, size) == work_of(derivation(steps=10, batch_size=usual), size)
+    parts = derivation(steps=10, batch_size=64, grad_accum=8)
+    assert memory_of(parts, size) == memory_of(small, size), "a step keeps one micro-batch at a time"
     untrained = memory_of(derivation(steps=0), BaseSize(1, 1_000_000, 10**12))
     assert untrained == PROCESS_BYTES + 16_000_000

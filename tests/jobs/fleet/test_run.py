@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,18 @@ import pytest
 from counted_jobs import Event
 from forks import Program, server
 from places import STANDINS
+from recorded_progress import RecordedProgress
 from small_base import ARGS, NAME, PLAN, PREPROCESSING, QUICK, write_checkpoint
 
 from edgevit.errors import EdgeVitError, JobsError, OptionError, OutputError
 from edgevit.jobs import runners
 from edgevit.jobs.fleet import run
+from edgevit.jobs.fleet.estimates import TimeLeft
 from edgevit.jobs.fleet.plan import read_plan
 from edgevit.jobs.fleet.request import FleetRequest
-from edgevit.jobs.fleet.run import fleet
-from edgevit.jobs.fleet.stages import carry_out
-from edgevit.jobs.fleet.states import RECORD, JobRecord
-from edgevit.jobs.many import Heard
+from edgevit.jobs.fleet.run import fleet, follow_runner
+from edgevit.jobs.fleet.stages import Heard, carry_out
+from edgevit.jobs.fleet.states import JOB_KIND, RECORD, JobRecord
 from edgevit.jobs.ray_cluster import run_on_ray
 from edgevit.jobs.runners import Job
 
@@ -113,10 +114,28 @@ def test_a_job_whose_process_died_is_shown_as_failed_also_where_no_record_can_be
         yield first, JobsError("its process was ended from outside (signal 9)")
 
     monkeypatch.setattr(run, "run_in_processes", die)
+    derive, *_ = read_plan(fleet_plan()).jobs
+    if can_write:  # after another failure
+        derive.folder.mkdir(parents=True)
+        earlier = JobRecord(derive.name, derive.sha256, "failed", "a check failed", versions={"edgevit": "1"})
+        (derive.folder / RECORD).write_text(JOB_KIND.text(earlier))
     states = fleet(fleet_plan())
     assert [state.state for state in states] == ["failed", "waiting", "waiting"]
     assert states[0].reason == "its process was ended from outside (signal 9)"
     assert states[1].reason == "for odd-tiny-half-nuwa, which failed"
+
+
+def test_ctrl_c_is_told_what_is_waited_for(fleet_plan: Any) -> None:
+    derive, *_ = read_plan(fleet_plan()).jobs
+    first, told = Job(derive.name, derive, carry_out), RecordedProgress()
+
+    def stopped() -> Generator[Any, None, None]:
+        yield first, None
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        follow_runner(stopped(), TimeLeft([first], {}, {}, 1), told, stage="fleet")
+    assert told.notes == ["stopping: trainings save their state first; press Ctrl-C again to end at once"]
 
 
 def weights(folder: Path) -> dict[str, str]:

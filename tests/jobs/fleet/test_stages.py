@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 from places import STANDINS
+from seals import reseal
 
 from edgevit.board.comparison import load_runs
 from edgevit.errors import JobsError, OutputError
 from edgevit.jobs.fleet import stages
 from edgevit.jobs.fleet.plan import on_host, read_plan
-from edgevit.jobs.fleet.stages import carry_out
+from edgevit.jobs.fleet.stages import carry_out, with_keys
 from edgevit.jobs.fleet.states import RECORD, RUNS, JobRecord, states_of
 from edgevit.jobs.runners import FullDisk, Later
 from edgevit.records.lock import alone_in
 from edgevit.records.model_folder import ModelFolder
+from edgevit.records.unfinished import open_partial, partial_folder
 from edgevit.records.writing import writing
 
 
@@ -57,6 +59,36 @@ def test_an_error_is_the_result_of_its_job_with_the_keys_of_the_plan(fleet_plan:
     failed = carry_out(derive)
     assert isinstance(failed, JobsError) and "no such class" in str(failed)
     assert states_of(jobs)[0].state == "failed" and states_of(jobs)[0].reason == str(failed)
+
+
+def test_the_error_of_a_job_names_keys_of_the_file() -> None:
+    error = "or go on as it is with --accept-weak-base --accept-preprocessing; choose another --out"
+    keys = "or go on as it is with accept_weak_base: true accept_preprocessing: true; choose another out"
+    assert with_keys(error) == keys
+
+
+def test_a_job_begun_with_other_settings_is_told_of_what_a_plan_has(fleet_plan: Any) -> None:
+    derive, *_ = read_plan(fleet_plan()).jobs
+    folder = partial_folder(derive.model)
+    with open_partial(derive.model, {"of": "another"}, resume=False):
+        (folder / "took_long").touch()
+    assert str(carry_out(derive)).endswith(f"give the same ones, choose another out, or remove {folder}")
+
+
+@pytest.mark.parametrize("content", [None, '{"accuracy": {"der', "[]", "other job"])
+def test_a_folder_that_does_not_say_it_is_the_job_s_is_not_taken_for_it(content: str | None, fleet_plan: Any) -> None:
+    derive, *_ = read_plan(fleet_plan()).jobs
+    assert isinstance(carry_out(derive), JobRecord)
+    (derive.folder / RECORD).unlink()
+    file = derive.model / "derivation.json"
+    if content == "other job":
+        reseal(file, lambda told: told.pop("job"))  # as `edgevit derive` writes it
+    elif content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
+    refused = carry_out(derive)
+    assert isinstance(refused, JobsError) and str(derive.model) in str(refused), refused
 
 
 @pytest.mark.parametrize("is_wrapped", [True, False])

@@ -48,3 +48,15 @@ def test_a_record_of_something_else_or_a_damaged_one_is_none(fleet_plan: Any) ->
     file = derive.folder / RECORD
     file.write_text(file.read_text().replace("a check", "no check"))
     assert states(jobs)[0] == ("waiting", "for a worker")
+
+
+def test_a_derivation_that_is_done_is_so_with_a_lenient_option_more_and_one_that_failed_is_due(fleet_plan: Any) -> None:
+    strict, *_ = read_plan(fleet_plan()).jobs
+    lenient = read_plan(fleet_plan(accept_preprocessing=True)).jobs
+    assert lenient[0].sha256 != strict.sha256
+    strict.model.mkdir(parents=True)
+    (strict.model / "model.json").touch()
+    write_record(strict, "done")
+    assert states(lenient)[0] == ("done", None)
+    write_record(strict, "failed", "the preprocessing is another")
+    assert states(lenient)[0] == ("waiting", "for a worker"), "it is tried again with the option"

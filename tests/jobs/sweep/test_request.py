@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError, OutputError, UnknownNameError
 from edgevit.jobs.sweep.request import SweepRequest
+from edgevit.records.unfinished import differences
 from edgevit.train.settings import Training
 
 
@@ -95,6 +97,47 @@ def test_a_folder_that_holds_something_else_is_not_written_to(asked: SweepReques
 def test_another_list_of_rates_goes_on_with_the_same_sweep(asked: SweepRequest) -> None:
     assert replace(asked, rates=(0.9,)).identity() == asked.identity()
     assert replace(asked, classes="3,5").identity() != asked.identity()
+
+
+# Options that may differ where a sweep is continued, and others of the request.
+FREE: dict[str, Any] = {
+    "accept_preprocessing": True, "accept_weak_base": True, "cache": False, "out": Path("elsewhere"), "part": "test",
+    "rates": (0.9,), "ready_made": ("m.onnx",), "threads": 2,
+}  # fmt: skip
+OTHERS: dict[str, Any] = {
+    "base": "vit_small_patch16_224", "base_classes": "names.txt", "base_steps": 9, "checkpoint": Path("w.safetensors"),
+    "classes": "3,5", "data": "photos", "derive_from": "better", "embed_multiple": 8, "ffn_multiple": 8,
+    "group_by": "folder", "head_blocks": 4, "method": "nuwa", "model_args": {"depth": 2}, "new_head": True,
+    "options": {"drop_blocks": "no"}, "output": "map", "preprocessing": {"crop_pct": 0.9}, "pretrained": True,
+    "probe": ("knn",), "shape": "free", "skip_bad_images": True, "validation_fraction": 0.2,
+}  # fmt: skip
+
+
+def test_every_option_is_one_of_the_sweep_or_may_differ(asked: SweepRequest, tmp_path: Path) -> None:
+    given = {**FREE, **OTHERS}
+    assert {*given, "training"} == {option.name for option in fields(SweepRequest)}, "also a new one is decided upon"
+    same = {name for name, value in given.items() if replace(asked, **{name: value}).identity() == asked.identity()}
+    assert same == {*FREE}
+    seeded, elsewhere = (
+        replace(asked, training=Training(steps=0, **more)) for more in ({"seed": 7}, {"device": "cpu"})
+    )
+    assert seeded.identity() == {**asked.identity(), "seed": 7} and elsewhere.identity() == asked.identity()
+
+
+def test_a_sweep_that_was_begun_with_fewer_options_is_continued(asked: SweepRequest) -> None:
+    """As sweeps were stored before there were groups, heads of several blocks, and a training of the base."""
+    stored = {
+        "checkpoint": None, "pretrained": False, "model_args": {"depth": 2}, "preprocessing": {"mean": [0.5, 0.5, 0.5]},
+        "base_classes": None, "base": "deit_tiny_patch16_224", "data": "digits", "method": "forge", "options": {},
+        "shape": "fused", "ffn_multiple": None, "embed_multiple": None, "skip_bad_images": False,
+        "validation_fraction": 0.1, "output": "features", "probe": ["knn"], "weights": None, "classes": ["3", "5"],
+        "seed": 42,
+    }  # fmt: skip
+    now = replace(
+        asked, model_args={"depth": 2}, preprocessing={"mean": (0.5,) * 3}, output="features", probe=("knn",),
+        classes=["3", "5"],
+    )  # fmt: skip
+    assert differences(stored, now.identity()) == []
 
 
 def test_a_sweep_of_the_base_as_it_is_is_told_as_ever(asked: SweepRequest) -> None:
