@@ -53,7 +53,7 @@ class Silent:
         pass
 
 
-class OnlyOnce:
+class WithoutRepeats:
     """Say nothing twice: derivations of one task have much to say that is the same.
 
     Two lines that differ by their age alone ("waiting for orin: bench by jo@lab since 5 min") are the same.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgevit.progress import OnlyOnce, Progress, Silent, rounded_duration
+from edgevit.progress import Progress, Silent, WithoutRepeats, rounded_duration
 
 
 def test_a_silent_progress_takes_everything_and_shows_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -28,7 +28,7 @@ class Told(Silent):
 
 def test_what_was_said_is_not_said_again() -> None:
     told = Told()
-    once = OnlyOnce(told)
+    once = WithoutRepeats(told)
     for text in ("base: 3 classes", "round 1", "base: 3 classes"):
         once.note(text)
     once.warn("round 1")
@@ -39,8 +39,8 @@ def test_what_was_said_is_not_said_again() -> None:
 def test_a_wait_that_grew_older_is_not_said_again() -> None:
     told = Told()
     shared = set[str]()
-    OnlyOnce(told, shared).note("waiting for orin: bench by jo@lab since 50 s")
-    again = OnlyOnce(told, shared)
+    WithoutRepeats(told, shared).note("waiting for orin: bench by jo@lab since 50 s")
+    again = WithoutRepeats(told, shared)
     again.note("waiting for orin: bench by jo@lab since 5 min")
     again.note("waiting for orin: build by jo@lab since 1 s")
     assert [text.partition(" by ")[0] for text in told.told] == ["waiting for orin: bench", "waiting for orin: build"]

@@ -32,7 +32,7 @@ from edgevit.errors import (
     UnfitBoardError,
     UnreachableError,
 )
-from edgevit.progress import OnlyOnce, Progress, Stage
+from edgevit.progress import Progress, Stage, WithoutRepeats
 from edgevit.text import shortened
 
 THIS_MACHINE = "this machine"
@@ -404,7 +404,7 @@ class _Show:
         self.started = False  # it is known that the job exists
         self.owner: object = None  # who started it
         self._name, self._host, self._progress = name, host, progress
-        self._once = OnlyOnce(progress, messages)
+        self._once = WithoutRepeats(progress, messages)
         self._open = ExitStack()  # holds the stage
         self._stage: Stage | None = None
         self._stage_name: object = None

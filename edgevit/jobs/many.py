@@ -23,7 +23,7 @@ from edgevit.jobs.fleet.states import finished, record_of
 from edgevit.jobs.folder import working_in
 from edgevit.jobs.jobs_file import JOBS, DeriveManyRequest, read_jobs, tasks_side_by_side
 from edgevit.jobs.runners import Job, run_in_processes
-from edgevit.progress import OnlyOnce, Progress, Silent
+from edgevit.progress import Progress, Silent, WithoutRepeats
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import has_state, partial_folder
 from edgevit.request import takes_options
@@ -82,7 +82,7 @@ def derive_many(request: DeriveManyRequest, progress: Progress | None = None) ->
     """
     derivations, layout = read_jobs(request.jobs)
     workers = layout.workers if request.workers is None else request.workers
-    progress = OnlyOnce(progress or Silent())
+    progress = WithoutRepeats(progress or Silent())
     if workers < 1:
         raise OptionError(f"workers {workers} is less than 1")
     for derivation in derivations:

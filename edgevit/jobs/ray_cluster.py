@@ -46,7 +46,7 @@ from edgevit.jobs.parcels import (
     place_outputs,
     unpack_each,
 )
-from edgevit.jobs.runners import WORKER, Event, FullDisk, Job, JobQueue, Later, Results, do_piece, work_off
+from edgevit.jobs.runners import WORKER, Event, FullDisk, Job, JobQueue, Results, Retry, do_piece, work_off
 from edgevit.jobs.workers import GRACE_S, Died
 from edgevit.records.lock import alone_in
 from edgevit.records.writing import is_of_full_disk, writing
@@ -199,7 +199,7 @@ class _Cluster:
                 try:
                     parcel = self._parcel(job, lock)
                 except _Busy as error:
-                    self._ended.append((piece, Later(str(error), is_elsewhere=True)))
+                    self._ended.append((piece, Retry(str(error), is_elsewhere=True)))
                     return
                 except (JobsError, OutputError) as error:
                     self._ended.append((piece, JobsError(str(error))))
@@ -280,7 +280,7 @@ class _Cluster:
             return result
         self._full[job.name].add(result.node)
         if self._nodes_with_room(job):
-            return Later(f"{result.reason}; another node tries it")
+            return Retry(f"{result.reason}; another node tries it")
         return JobsError(result.reason)
 
     def _result(self, task: Any) -> Any:
@@ -427,7 +427,7 @@ def _away(piece: Piece, parcel: _Parcel, node: str, used: ExitStack) -> tuple[An
     if isinstance(result, FullDisk):
         return result, None
     changes = changes_of(parcel.outputs, folder)
-    if not isinstance(result, Later):  # which leaves a state to continue with
+    if not isinstance(result, Retry):  # which leaves a state to continue with
         os.chdir(folder.parent)
         shutil.rmtree(folder, ignore_errors=True)
     names = tuple(_new_entries(before)) if piece[0].shares else ()

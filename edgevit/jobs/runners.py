@@ -55,7 +55,7 @@ class Job(Generic[P, R]):
 
 
 @dataclass(frozen=True)
-class Later:
+class Retry:
     """The result of a job that is tried again, because its board does not answer, or another process does it."""
 
     reason: str
@@ -71,7 +71,7 @@ class FullDisk:
     node: str = ""  # name of the cluster node whose disk is full; empty: this machine
 
 
-Event = tuple[Job[P, R], R | EdgeVitError | Later | None]
+Event = tuple[Job[P, R], R | EdgeVitError | Retry | None]
 
 
 def run_here(
@@ -108,7 +108,7 @@ def run_in_processes(
     """Do jobs in worker processes of so many threads each; of those that can begin, the first in order begins.
 
     A job on a board has a process beside the `workers`. A job whose process is killed is tried again, and so is one
-    that gives `Later`, by another board of its place if there is one; what needs a job that ended with an error ends
+    that gives `Retry`, by another board of its place if there is one; what needs a job that ended with an error ends
     with one, too. Closing the iterator ends the processes: see `Pool`.
 
     Args:
@@ -247,7 +247,7 @@ class JobQueue(Generic[P, R]):
         now = time.monotonic()
         return min((until - now for until in self._paused.values() if until > now), default=None)
 
-    def end(self, job: Job[P, R], result: R | Died | Later | FullDisk | EdgeVitError | None) -> Iterator[Event[P, R]]:
+    def end(self, job: Job[P, R], result: R | Died | Retry | FullDisk | EdgeVitError | None) -> Iterator[Event[P, R]]:
         """Take note of a job that ended; yield it, and what ends with it."""
         self._running[job.place] -= 1
         self._taken_bytes -= job.memory_bytes
@@ -256,12 +256,12 @@ class JobQueue(Generic[P, R]):
             self._tries[job.name] += 1
             if result.code < 0 and self._tries[job.name] < TRIES:
                 self._make_ready(job)
-                yield job, Later(f"its process was ended from outside (signal {-result.code}), and it is done again")
+                yield job, Retry(f"its process was ended from outside (signal {-result.code}), and it is done again")
                 return
             result = _error(result)
         if isinstance(result, FullDisk):
             result = JobsError(result.reason)
-        if isinstance(result, Later):
+        if isinstance(result, Retry):
             yield from self._put_off(job, result, board)
             return
         if board is not None:
@@ -280,7 +280,7 @@ class JobQueue(Generic[P, R]):
     def _make_ready(self, job: Job[P, R]) -> None:
         heappush(self._ready.setdefault(job.place, []), (self._order[job.name], job.name))
 
-    def _put_off(self, job: Job[P, R], later: Later, board: str | None) -> Iterator[Event[P, R]]:
+    def _put_off(self, job: Job[P, R], later: Retry, board: str | None) -> Iterator[Event[P, R]]:
         """Try again, its board or it alone after a pause. Give up if no other board and nothing else is left to do."""
         if later.is_elsewhere:
             self._paused[job.name] = time.monotonic() + PAUSE_S

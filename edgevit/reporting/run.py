@@ -11,7 +11,7 @@ from edgevit.board.gates import parse_gate
 from edgevit.errors import GateError, OptionError, OutputError, UnknownNameError
 from edgevit.exporting.request import ready_made_files
 from edgevit.numbers import check_number
-from edgevit.progress import OnlyOnce, Progress, Silent
+from edgevit.progress import Progress, Silent, WithoutRepeats
 from edgevit.records.writing import write_whole, writing
 from edgevit.reporting.choice import Panel
 from edgevit.reporting.gather import Evidence, GatheredModel, gather
@@ -98,7 +98,7 @@ def report(request: ReportRequest, progress: Progress | None = None) -> Report:
     if thumbnails:
         from edgevit.reporting.wrong import pictures
 
-        mistaken = pictures(evidence, thumbnails, OnlyOnce(progress or Silent()))
+        mistaken = pictures(evidence, thumbnails, WithoutRepeats(progress or Silent()))
     text = (
         _text(chosen, shown, evidence, mistaken).encode("utf-8", "backslashreplace").decode()
     )  # names may be no Unicode

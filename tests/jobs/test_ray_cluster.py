@@ -25,7 +25,7 @@ from edgevit.errors import JobsError, OptionError
 from edgevit.jobs import ray_cluster, runners
 from edgevit.jobs.parcels import packed_files
 from edgevit.jobs.ray_cluster import run_on_ray
-from edgevit.jobs.runners import Job, Later
+from edgevit.jobs.runners import Job, Retry
 
 
 @pytest.mark.parametrize(("module", "address"), [("ray", "auto"), ("grpc", "ray://head:10001")])
@@ -50,7 +50,7 @@ def test_the_jobs_of_a_lost_node_are_done_again_and_a_board_is_on_the_node_that_
     results: dict[str, Any] = {}
     later = []
     for job, result in run_on_ray(jobs, {}, address=cluster.address, threads=1):
-        if isinstance(result, Later):
+        if isinstance(result, Retry):
             later.append(job.name)
         elif result is not None:
             results[job.name] = result

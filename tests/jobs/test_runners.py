@@ -21,8 +21,8 @@ from edgevit.jobs.runners import (
     FullDisk,
     Job,
     JobQueue,
-    Later,
     Results,
+    Retry,
     makespan,
     run_here,
     run_in_processes,
@@ -80,8 +80,8 @@ def counted(record: tuple[str, str, int], results: Results, _: Progress) -> Any:
     if ends == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if ends == "elsewhere":
-        return Later("another does it", is_elsewhere=True)
-    return Later("nobody answers") if ends == "later" else JobsError("no such class")
+        return Retry("another does it", is_elsewhere=True)
+    return Retry("nobody answers") if ends == "later" else JobsError("no such class")
 
 
 def run_all(jobs: list[Job[Any, Any]], workers: int = 2) -> list[tuple[str, Any]]:
@@ -102,7 +102,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_job_begins_when_what_it_needs_is_there_and_one_that_is_killed_is_done_again(job: Any) -> None:
     events = run_all([job("a", "b", "done"), job("b", ends="killed", times=1), job("quiet", place=ALL_WORKERS)])
-    again = next(result for name, result in events if isinstance(result, Later))
+    again = next(result for name, result in events if isinstance(result, Retry))
     assert again.reason == "its process was ended from outside (signal 9), and it is done again"
     assert [(name, result) for name, result in events if result is not again] == [
         ("b", None), ("b", None), ("b", 2), ("a", None), ("a", 13), ("quiet", None), ("quiet", 1),
@@ -118,7 +118,7 @@ def test_a_board_runs_one_job_at_a_time_and_while_it_does_not_answer_the_others_
     dead = [job("dead", place="orin", ends="later", times=99), job("dead2", place="orin"), job("after", "dead2")]
     slow = [job("slow", place="xavier", ends="later", times=1), job("next", place="xavier")]
     events = run_all([*dead, *slow, job("other")])
-    ends = {name: result for name, result in events if result is not None and not isinstance(result, Later)}
+    ends = {name: result for name, result in events if result is not None and not isinstance(result, Retry)}
     assert [str(ends[name]) for name in ("dead", "dead2", "after")] == [
         "nobody answers", "nobody answers", "it needs dead2: nobody answers",
     ]  # fmt: skip
@@ -133,7 +133,7 @@ def test_what_another_process_does_is_tried_until_that_has_ended_and_its_board_g
     events = run_all([first, job("second", place="orin")])
     ends = [name for name, result in events if isinstance(result, int)]
     assert ends == ["second", "first"]
-    assert sum(isinstance(result, Later) for _, result in events) == 2 * runners.TRIES
+    assert sum(isinstance(result, Retry) for _, result in events) == 2 * runners.TRIES
 
 
 def test_a_job_whose_disk_is_full_fails_where_there_is_no_other_machine() -> None:
@@ -155,7 +155,7 @@ def test_any_of_several_boards_does_a_job_and_those_of_a_board_that_is_lost_are_
     jobs = [replace(job(f"j{number}", place="orins"), **boards) for number in range(6)]
     events = run_all(jobs)
     assert events[:3] == [("j0", None), ("j1", None), ("j2", None)], "as many at a time as there are boards"
-    assert ("j0", Later("nobody answers")) in events
+    assert ("j0", Retry("nobody answers")) in events
     assert {name for name, result in events if result == 1} == {f"j{number}" for number in range(6)}
     of_boards = Counter(file.name.partition("@")[2] for file in tmp_path.iterdir())
     assert of_boards["one"] >= 1 and of_boards["two"] >= 1 and of_boards["one"] + of_boards["two"] == 6
@@ -166,12 +166,12 @@ def test_a_board_that_is_left_out_gets_no_more_jobs_and_without_any_board_they_f
     queue = JobQueue[str, int](jobs, {}, 1)
     first, second = queue.take(), queue.take()
     assert first and second and queue.take() is None
-    assert list(queue.end(first, Later("a differs", leaves_out=True))) == [(first, Later("a differs", leaves_out=True))]
+    assert list(queue.end(first, Retry("a differs", leaves_out=True))) == [(first, Retry("a differs", leaves_out=True))]
     assert queue.take() is None, "b is occupied"
     assert list(queue.end(second, 1)) == [(second, 1)]
     again = queue.take()
     assert again == first
-    ((failed, error),) = queue.end(again, Later("b differs", leaves_out=True))
+    ((failed, error),) = queue.end(again, Retry("b differs", leaves_out=True))
     assert failed == first and str(error) == "b differs" and not queue.unfinished
 
 

@@ -63,14 +63,14 @@ def _note_entries() -> None:
 def carry_out(job: FleetJob, *rest: object) -> Any:
     from edgevit.jobs.fleet import stages
     from edgevit.jobs.fleet.states import RECORD, JobRecord
-    from edgevit.jobs.runners import Later
+    from edgevit.jobs.runners import Retry
 
     _note_entries()
     _note(job.name, "begins")
     while os.environ.get(HELD) == job.name:
         time.sleep(0.05)
     result = stages.carry_out(job, *rest)
-    if isinstance(result, Later):
+    if isinstance(result, Retry):
         _note(job.name, "put off", result.reason)
     elif isinstance(result, JobRecord):
         _note(job.name, "done", written_ns=(job.folder / RECORD).stat().st_mtime_ns)

@@ -37,7 +37,7 @@ from edgevit.network.classifier import with_classes
 from edgevit.network.folder import save
 from edgevit.network.model import Headless, Model, derived_spec
 from edgevit.network.opening import open_network
-from edgevit.progress import OnlyOnce, Progress, Silent
+from edgevit.progress import Progress, Silent, WithoutRepeats
 from edgevit.records.derivation import FittedHead
 from edgevit.records.model import TargetClass
 from edgevit.records.unfinished import partial_folder
@@ -109,7 +109,7 @@ def _trained(model: Model, request: BaseRequest, progress: Progress) -> tuple[Mo
         raise OptionError("--steps trains the base on its classes, which are not known; give --base-classes FILE")
     request = replace(request, classes=names, base_classes=None)
     training = fill(replace(request.training, teacher="none"), gentle=True)
-    opened = open_for(model, request, "subset", open_task_for(model, request, progress), OnlyOnce(progress))
+    opened = open_for(model, request, "subset", open_task_for(model, request, progress), WithoutRepeats(progress))
     whole = Budget("macs", model.spec.macs, model.spec.macs, "the whole base")
     with unfinished(request, opened.resume_key(training), opened.passes.compute) as folder:
         problem = opened.problem(whole, make_policy("fused"), training, training, folder)
@@ -160,7 +160,7 @@ def _checked(base: Model, names: Sequence[str], request: BaseRequest, progress: 
     if len(names) < 2:
         return None
     request = replace(request, classes=names)
-    opened = open_for(base, request, "subset", open_task_for(base, request, progress), OnlyOnce(progress))
+    opened = open_for(base, request, "subset", open_task_for(base, request, progress), WithoutRepeats(progress))
     hint = _hint(opened, request, progress)
     close_compute()
     return hint

@@ -18,7 +18,7 @@ from edgevit.latency.meet import BudgetSearch, open_costs, refuse_elsewhere
 from edgevit.latency.request import MeetRequest
 from edgevit.latency.rounds import Round
 from edgevit.network.folder import load
-from edgevit.progress import OnlyOnce, Progress, Silent
+from edgevit.progress import Progress, Silent, WithoutRepeats
 from edgevit.records.model_folder import ModelFolder
 from edgevit.request import takes_options
 
@@ -51,7 +51,7 @@ def meet(request: MeetRequest, progress: Progress | None = None) -> tuple[Deriva
         return (derive(request.derivation(), progress),)
     refuse_training(request)
     refuse_elsewhere(per_budget(request) if request.resume else [], progress)
-    once = OnlyOnce(progress)
+    once = WithoutRepeats(progress)
     with shared_cache(request.cache) as cache:
         shared = replace(request, cache=cache)
         requests, costs = per_budget(shared), open_costs(shared, once)

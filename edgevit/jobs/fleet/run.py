@@ -26,12 +26,12 @@ from edgevit.jobs.fleet.stages import carry_out, first_board, with_keys
 from edgevit.jobs.fleet.states import JOB_KIND, RECORD, JobRecord, JobState, finished, record_of, states_of
 from edgevit.jobs.jobs_file import TASK_KEYS, DeriveJob, tasks_side_by_side
 from edgevit.jobs.ray_cluster import run_on_ray
-from edgevit.jobs.runners import ALL_WORKERS, Event, FullDisk, Job, Later, run_in_processes
+from edgevit.jobs.runners import ALL_WORKERS, Event, FullDisk, Job, Retry, run_in_processes
 from edgevit.network.classifier import with_classes
 from edgevit.network.network import Network
 from edgevit.network.opening import network_without_weights
 from edgevit.numbers import COUNT, check_number
-from edgevit.progress import OnlyOnce, Progress, Silent
+from edgevit.progress import Progress, Silent, WithoutRepeats
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.writing import refuse_existing, write_whole, writing
 from edgevit.request import takes_options
@@ -65,7 +65,7 @@ def fleet(request: FleetRequest, progress: Progress | None = None) -> list[JobSt
     if not request.status:
         refuse_existing(plan.out / "jobs" / ".new")  # can a folder be created there?
         try:
-            failed = _work_off(jobs, plan, request, OnlyOnce(progress or Silent()))
+            failed = _work_off(jobs, plan, request, WithoutRepeats(progress or Silent()))
         except KeyboardInterrupt as stop:
             raise Interrupted("stopped; the same command continues with the jobs that are not done") from stop
     return states_of(jobs, failed)  # on a full disk a job that failed has no record
@@ -119,7 +119,7 @@ def follow_runner(
                 if result is None:
                     begun.add(job.name)
                     time_left.begin(job.name)
-                elif isinstance(result, Later):
+                elif isinstance(result, Retry):
                     time_left.put_off(job.name)
                     progress.warn(f"{job.name} waits: {result.reason}")
                 else:

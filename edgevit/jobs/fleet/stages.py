@@ -38,9 +38,9 @@ from edgevit.exporting.request import FilesRequest
 from edgevit.jobs.budgets.run import meet
 from edgevit.jobs.fleet.plan import FleetJob
 from edgevit.jobs.fleet.states import JOB_KIND, RECORD, RUNS, JobRecord, finished
-from edgevit.jobs.runners import WORKER, FullDisk, Later
+from edgevit.jobs.runners import WORKER, FullDisk, Retry
 from edgevit.latency.request import MeetRequest
-from edgevit.progress import OnlyOnce, Progress, Silent
+from edgevit.progress import Progress, Silent, WithoutRepeats
 from edgevit.records.lock import alone_in
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import has_state, partial_folder
@@ -52,7 +52,7 @@ from edgevit.version import written_by
 Gates = dict[str, State]
 
 
-class Heard(Silent):
+class WarningCollector(Silent):
     """Collects the warnings of a job in another process."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def with_keys(error: str) -> str:
     return re.sub("--(skip-bad-images|accept-[a-z-]+)", lambda option: f"{option[1].replace('-', '_')}: true", error)
 
 
-def carry_out(job: FleetJob, *_: object) -> JobRecord | Later | FullDisk | JobsError:
+def carry_out(job: FleetJob, *_: object) -> JobRecord | Retry | FullDisk | JobsError:
     """Do a job unless it is done, and write its record. An error of edgevit is its result; any other is a bug."""
     busy = OutputError(f"another edgevit does {job.name}")
     try:
@@ -78,7 +78,7 @@ def carry_out(job: FleetJob, *_: object) -> JobRecord | Later | FullDisk | JobsE
             return _carried_out(job)
     except OutputError as error:
         if error is busy:
-            return Later(str(error), is_elsewhere=True)
+            return Retry(str(error), is_elsewhere=True)
         return FullDisk(str(error)) if is_of_full_disk(error) else JobsError(str(error))
     except OSError as error:  # raised by a library that writes a temporary file
         if is_of_full_disk(error):
@@ -86,7 +86,7 @@ def carry_out(job: FleetJob, *_: object) -> JobRecord | Later | FullDisk | JobsE
         raise
 
 
-def _carried_out(job: FleetJob) -> JobRecord | Later | JobsError:
+def _carried_out(job: FleetJob) -> JobRecord | Retry | JobsError:
     earlier = finished(job)
     if earlier is not None and earlier.gates.keys() == set(job.gates):
         return earlier
@@ -95,14 +95,14 @@ def _carried_out(job: FleetJob) -> JobRecord | Later | JobsError:
             return _written(job, replace(earlier, gates=_judged(job)))
         except EdgeVitError as error:  # its runs cannot be read
             return JobsError(str(error))
-    heard, meter = Heard(), _Meter()
+    heard, meter = WarningCollector(), _Meter()
     record = JobRecord(
         job.name, job.sha256, "done", versions={"edgevit": written_by()}, board=_host(job), began=time.time()
     )  # fmt: skip
     try:
         if job.hosts and (difference := _difference(job)):
-            return Later(difference, leaves_out=True)
-        record = replace(record, gates=_do(job, OnlyOnce(heard)))
+            return Retry(difference, leaves_out=True)
+        record = replace(record, gates=_do(job, WithoutRepeats(heard)))
     except Interrupted as stop:
         raise KeyboardInterrupt from stop  # the process ends, and the job is done by the next command
     except (UnreachableError, ConnectionLostError) as error:
@@ -116,7 +116,7 @@ def _carried_out(job: FleetJob) -> JobRecord | Later | JobsError:
     record = _written(job, replace(record, warnings=tuple(heard.texts), **meter.used()))
     if record.state == "done":
         return record
-    return Later(str(record.reason)) if record.state == "waiting" else JobsError(str(record.reason))
+    return Retry(str(record.reason)) if record.state == "waiting" else JobsError(str(record.reason))
 
 
 def _written(job: FleetJob, record: JobRecord) -> JobRecord:

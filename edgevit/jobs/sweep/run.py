@@ -37,7 +37,7 @@ from edgevit.network.folder import load
 from edgevit.network.model import Headless
 from edgevit.network.opening import open_network
 from edgevit.network.output import Map
-from edgevit.progress import OnlyOnce, Progress, Silent
+from edgevit.progress import Progress, Silent, WithoutRepeats
 from edgevit.records.answers import RightImages
 from edgevit.records.derivation import DerivationRecord, JudgedPart
 from edgevit.records.model_folder import ModelFolder
@@ -202,7 +202,7 @@ def sweep(request: SweepRequest, progress: Progress | None = None) -> Sweep:
     request = replace(request, rates=once, training=replace(request.training, steps=0))
     request.check()
     with working_in(request.out, "the rates that are not done"), shared_cache(request.cache) as shared:
-        work = _Work(replace(request, cache=shared), OnlyOnce(progress or Silent()))
+        work = _Work(replace(request, cache=shared), WithoutRepeats(progress or Silent()))
         # Before derivations of hours.
         _check_beside(request)
         if request.probe:

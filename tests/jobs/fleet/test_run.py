@@ -30,7 +30,7 @@ from edgevit.jobs.fleet.estimates import TimeLeft
 from edgevit.jobs.fleet.plan import read_plan
 from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.run import fleet, follow_runner
-from edgevit.jobs.fleet.stages import Heard, carry_out
+from edgevit.jobs.fleet.stages import WarningCollector, carry_out
 from edgevit.jobs.fleet.states import JOB_KIND, RECORD, JobRecord
 from edgevit.jobs.ray_cluster import run_on_ray
 from edgevit.jobs.runners import Job
@@ -384,7 +384,7 @@ def test_a_node_that_does_not_see_the_folder_gets_inputs_and_gives_models_and_on
     assert all(isinstance(carry_out(job), JobRecord) for job in serial if job.stage == "derive")
     raylet = blind_node(home, size)
     monkeypatch.setattr(run, "carry_out", counted_jobs.carry_out)
-    heard = Heard()
+    heard = WarningCollector()
     request = FleetRequest(plan=fleet_plan(**keys, out="fleet"), ray=getattr(cluster, address))
     states = fleet(request, heard)
     assert all(state.passed for state in states), states

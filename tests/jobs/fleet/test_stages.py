@@ -20,7 +20,7 @@ from edgevit.jobs.fleet import stages
 from edgevit.jobs.fleet.plan import on_host, read_plan
 from edgevit.jobs.fleet.stages import carry_out, with_keys
 from edgevit.jobs.fleet.states import RECORD, RUNS, JobRecord, states_of
-from edgevit.jobs.runners import FullDisk, Later
+from edgevit.jobs.runners import FullDisk, Retry
 from edgevit.records.lock import alone_in
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import open_partial, partial_folder
@@ -111,7 +111,7 @@ def test_a_job_that_another_process_does_is_put_off(fleet_plan: Any) -> None:
     derive, *_ = read_plan(fleet_plan()).jobs
     derive.folder.mkdir(parents=True)
     with alone_in(derive.folder, OutputError("busy")):
-        assert carry_out(derive) == Later(f"another edgevit does {derive.name}", is_elsewhere=True)
+        assert carry_out(derive) == Retry(f"another edgevit does {derive.name}", is_elsewhere=True)
     assert not derive.model.exists()
 
 
@@ -123,7 +123,7 @@ def test_a_job_on_a_board_that_does_not_answer_waits_and_says_so(fleet_plan: Any
         fleet_plan(boards=[{"name": "orin", "ssh_config": str(config)}], budgets=budgets, methods=None)
     ).jobs
     put_off = carry_out(jobs[0])  # the budget is measured there
-    assert isinstance(put_off, Later) and "orin" in put_off.reason
+    assert isinstance(put_off, Retry) and "orin" in put_off.reason
     states = states_of(jobs)
     assert [state.state for state in states] == ["waiting"] * 4
     assert states[0].reason == f"as {put_off.reason}" and states[3].reason == f"for {jobs[0].name}, which waits"
@@ -175,7 +175,7 @@ def test_of_equal_boards_any_uses_the_engine_of_another_and_one_that_differs_is_
     ends = [carry_out(job) for job in (derive, export, on_host(engine, "orin1"))]
     assert all(isinstance(end, JobRecord) for end in ends), ends
     left_out = carry_out(on_host(measured, "odd"))
-    assert isinstance(left_out, Later) and left_out.leaves_out
+    assert isinstance(left_out, Retry) and left_out.leaves_out
     assert "odd is" in left_out.reason and "trt10.7.0" in left_out.reason and "trt10.3.0" in left_out.reason
     end = carry_out(on_host(measured, "orin2"))
     assert isinstance(end, JobRecord) and (end.board, end.state) == ("orin2", "done")
