@@ -155,7 +155,7 @@ def section() -> str:
         "foreground.",
         [table(["MACs gone", "method", "channels", "mean absolute error", "IoU"], lines)],
         "python -m benchmarks.product.saliency",
-        "224 px; other seeds; rivals at other rates; target maps, which these pictures do not have.",
+        "224 px; other seeds; SnapViT at 0.3, and at 0.7, which it does not reach; target maps (there are none).",
     )
 
 

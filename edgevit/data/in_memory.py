@@ -193,9 +193,9 @@ def _labels(labels: Any) -> list[int]:
 def _of_batch(images: torch.Tensor, prepared: PreparedImages, function: str) -> Iterator[tuple[str, bytes]]:
     """The images of a batch [B, 3, H, W], whose mean and deviation are undone."""
     if list(images.shape[1:]) != [*prepared.size]:
-        seen, expected = ("x".join(map(str, size)) for size in (images.shape[1:], prepared.size))
+        size, expected = ("x".join(map(str, size)) for size in (images.shape[1:], prepared.size))
         raise DataError(
-            f"the loader given to {function} has images of {seen}, and the network reads {expected}: resize them in "
+            f"the loader given to {function} has images of {size}, and the network reads {expected}: resize them in "
             "its transform, or give its data set of pictures without one"
         )
     mean, std = list(prepared.mean), list(prepared.std)

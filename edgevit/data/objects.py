@@ -139,8 +139,12 @@ def _fitted(
 
 def _transform(preprocessing: Mapping[str, Any], augment: Augment) -> Any:
     """The training transform of images with objects; `training_transform` is that of images alone."""
-    size, how = list(preprocessing["input_size"][1:]), InterpolationMode(preprocessing["interpolation"])
-    resize = v2.Resize(size, how) if augment == "none" else v2.RandomResizedCrop(size, (0.7, 1.0), interpolation=how)
+    size, interpolation = list(preprocessing["input_size"][1:]), InterpolationMode(preprocessing["interpolation"])
+    resize = (
+        v2.Resize(size, interpolation)
+        if augment == "none"
+        else v2.RandomResizedCrop(size, (0.7, 1.0), interpolation=interpolation)
+    )
     return v2.Compose([
         resize,
         *([v2.RandomHorizontalFlip()] if augment == "flip" else []),

@@ -106,10 +106,10 @@ class PlainDetector(nn.Module):
 
     def forward(self, pictures: Sequence[Tensor], targets: Any = None) -> Any:
         images, _ = self.transform(pictures)
-        given = [*images.tensors] if self.listed else images.tensors
+        inputs = [*images.tensors] if self.listed else images.tensors
         if targets is not None:
-            return self.module(given, targets)
-        found = [{name: of_image[name] for name in DETECTIONS} for of_image in self.module(given)]
+            return self.module(inputs, targets)
+        found = [{name: of_image[name] for name in DETECTIONS} for of_image in self.module(inputs)]
         sizes = [(picture.shape[1], picture.shape[2]) for picture in pictures]
         return self.transform.postprocess(found, images.image_sizes, sizes)
 
@@ -144,10 +144,10 @@ def adapted(module: nn.Module, network: str, input_size: Sequence[int]) -> Plain
 
 def _reads_levels(detector: PlainDetector, images: Tensor) -> bool:
     """Whether the backbone gives levels of these images, and the rest reads nothing else of it."""
-    backbone, given = detector.backbone, [*images] if detector.listed else images
+    backbone, pictures = detector.backbone, [*images] if detector.listed else images
     calls, inside = list[tuple[Any, Any, Any]](), list[nn.Module]()
     with backbone.register_forward_hook(lambda _, *call: calls.append(call), with_kwargs=True):
-        detector.module(given)
+        detector.module(pictures)
     if len(calls) != 1:
         return False
     ((inputs, options, levels),) = calls
@@ -162,7 +162,7 @@ def _reads_levels(detector: PlainDetector, images: Tensor) -> bool:
         for part in [*backbone.modules()][1:]:
             stack.enter_context(part.register_forward_hook(lambda part, *_: inside.append(part)))
         stack.enter_context(returning(backbone, levels))
-        detector.module(given)
+        detector.module(pictures)
     return bool(values) and not inside
 
 
@@ -174,11 +174,11 @@ def levels_by_name(levels: Any) -> Mapping[str, Tensor]:
     return {str(i): level for i, level in enumerate([levels] if isinstance(levels, Tensor) else levels)}
 
 
-def levels_like(given: Any, levels: Mapping[str, Tensor]) -> Any:
+def levels_like(output: Any, levels: Mapping[str, Tensor]) -> Any:
     """Other levels, in the form of those that a backbone gave."""
     in_order = [*levels.values()]
-    if isinstance(given, Tensor):
+    if isinstance(output, Tensor):
         return in_order[0]
-    if hasattr(given, "feature_maps"):
-        return type(given)(feature_maps=tuple(in_order))
-    return OrderedDict(levels) if isinstance(given, Mapping) else type(given)(in_order)
+    if hasattr(output, "feature_maps"):
+        return type(output)(feature_maps=tuple(in_order))
+    return OrderedDict(levels) if isinstance(output, Mapping) else type(output)(in_order)

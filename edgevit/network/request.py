@@ -197,9 +197,9 @@ def plain_base(base: str | Path, *, downloads: bool = True) -> str | Path:
     if name.startswith("timm/") and name.count("/") == 1:
         return name.removeprefix("timm/")
     if name != text:
-        how = "with --pretrained alone; give it, or get them by" if downloads else "by other commands; get them by"
+        means = "with --pretrained alone; give it, or get them by" if downloads else "by other commands; get them by"
         raise CheckpointError(
-            f"{text} is a repository whose files are downloaded {how} "
+            f"{text} is a repository whose files are downloaded {means} "
             f"`hf download {shlex.quote(name)} --local-dir DIR`, and give DIR"
         )
     return base

@@ -45,12 +45,12 @@ class BaseIdentity:
             features += f" after block {len(document.base.blocks)}"
         return cls(document.timm_name, document.base.weights_sha256, settings, outputs, features)
 
-    def is_of(self, theirs: BaseIdentity) -> bool:
-        """Whether both are the same base; `theirs` may name fewer classes, or none."""
-        names = {name for name, _ in self.outputs} & {name for name, _ in theirs.outputs}
-        outputs, of_other = ({pair for pair in base.outputs if pair[0] in names} for base in (self, theirs))
+    def is_of(self, base: BaseIdentity) -> bool:
+        """Whether both are the same base; `base` may name fewer classes, or none."""
+        names = {name for name, _ in self.outputs} & {name for name, _ in base.outputs}
+        outputs, of_other = ({pair for pair in each.outputs if pair[0] in names} for each in (self, base))
         return (self.weights_sha256, self.preprocessing, self.features, outputs) == (
-            theirs.weights_sha256, theirs.preprocessing, theirs.features, of_other
+            base.weights_sha256, base.preprocessing, base.features, of_other
         )  # fmt: skip
 
     @property

@@ -56,10 +56,10 @@ class ServedModel:
         """
         if not self.export.classes:
             output = self.export.outputs[0].name
-            given = f"gives {output}; "
+            reason = f"gives {output}; "
             if output == "logits":
-                given = "does not name its own; `edgevit base --base-classes FILE` names those of a base, and "
-            raise ExportError(f"--{application} serves classes, and {self.folder} {given}--triton serves any model")
+                reason = "does not name its own; `edgevit base --base-classes FILE` names those of a base, and "
+            raise ExportError(f"--{application} serves classes, and {self.folder} {reason}--triton serves any model")
         for entry in self.export.classes:
             if divider in entry.name or "\n" in entry.name:
                 raise ExportError(

@@ -229,7 +229,7 @@ def _added(total: Scores | None, scores: Scores) -> Scores:
     if total is None:
         return scores
     pairs = zip(total.blocks, scores.blocks, strict=True)
-    blocks = [{axis: mine[axis] + theirs[axis] for axis in mine} for mine, theirs in pairs]
+    blocks = [{axis: before[axis] + added[axis] for axis in before} for before, added in pairs]
     return Scores(blocks, total.embed + scores.embed)
 
 
