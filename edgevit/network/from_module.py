@@ -32,6 +32,7 @@ from edgevit.network.model import Model, describe, tensors_sha256
 from edgevit.network.network import Network
 from edgevit.network.opening import open_network
 from edgevit.network.plain_detector import adapted, has_transform, is_detections, refuse_relative_boxes, run_on
+from edgevit.network.torchvision_modules import as_timm
 from edgevit.records.release import CONFIG, NAMES, PREPROCESSING_KEYS
 from edgevit.records.writing import cache_folder, new_folder
 
@@ -47,8 +48,9 @@ _REMOVERS = {
 def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *, backbone_alone: bool = False) -> Any:
     """The folder of a module's weights, written to the user's cache; anything but a module is returned unchanged.
 
-    A module of edgevit, of timm, one whose outputs are those of the single such network in it, or a head behind such a
-    network, which puts out a map or boxes; for that one, the folder keeps the file that makes the module.
+    A module of edgevit, of timm, a classifier of torchvision's (ViT or Swin), one whose outputs are those of the single
+    such network in it, or a head behind such a network, which puts out a map or boxes; for that one, the folder keeps
+    the file that makes the module.
 
     Args:
         builder: the file and the function of it that made the module; None: its class made it.
@@ -66,6 +68,7 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
     if isinstance(base, Model) and base.spec.builder is not None:
         return _cached(base)
     _refuse_computed(base)
+    base = as_timm(base)
     path, inner, family = network_in(base)
     copied = family.interchange.adopted(copy.deepcopy(inner))
     family.check(copied, alone=False)
