@@ -216,7 +216,7 @@ def test_the_export_of_another_model_is_refused_and_both_are_named(folder):
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"schema": 1, "files": 3}', '{"schema": 1, "files": {"model.fp32.onnx": {}}}', "\xff"]
+    "text", ["{", "[]", '{"schema": 2, "files": 3}', '{"schema": 2, "files": {"model.fp32.onnx": {}}}', "\xff"]
 )
 def test_an_export_list_that_cannot_be_read_is_named(folder, text):
     (folder / "export" / "export.json").write_text(text, encoding="latin-1")

@@ -58,7 +58,7 @@ def test_export_writes_two_files_and_a_record_of_every_check(exported: Exported)
     for name, file in record["files"].items():
         assert file["sha256"] == file_sha256(folder / "export" / name)
         assert file["bytes"] == (folder / "export" / name).stat().st_size
-    assert record["schema"] == 1 and record["batch"] == "dynamic"
+    assert record["schema"] == 2 and record["batch"] == "dynamic"
     assert record["classes"][2] == {"name": "8", "column": 8}
     derivation = json.loads((folder / "derivation.json").read_text())
     assert record["accuracy"]["images"] == derivation["data"]["images"]["test"]

@@ -139,6 +139,6 @@ def test_nvidia_s_compiler_fuses_attention_beside_fp32_norms_and_not_in_fp32_blo
 def test_a_record_reads_back_as_it_was_written(exported: tuple[Path, ExportRecord], tmp_path: Path) -> None:
     folder, report = exported
     assert ModelFolder(folder).export.record() == report
-    (tmp_path / "export.json").write_text(json.dumps({"schema": 1, "files": []}))
+    (tmp_path / "export.json").write_text(json.dumps({"schema": 2, "files": []}))
     with pytest.raises(ExportError, match=r"export\.json has a list as files, .*; export the model again"):
         ExportFolder(tmp_path).record()
