@@ -183,6 +183,13 @@ def test_a_folder_from_elsewhere_runs_no_code_unasked(
         ("Without", r"must contain one network of .* \(timm's .*, and has none"),
         ("Tokens", r"or return one map \[images, channels, height, width\]"),
         ("Failing", "raised ValueError: no such size"),
+        ("Detached", r"has no gradient by what block 1 of its backbone returns, .*; leave detach, argmax"),
+        ("Chosen", "has no gradient by what block 0 of its backbone returns"),
+        ("Batch", "gives an image another output alone than beside a second one"),
+        ("Mixed", r"runs its backbone under torch\.autocast: .*; leave torch\.autocast out"),
+        ("Pair", r"raises TypeError \(.*'others'\) for images \[2, 3, 32, 32\], and is to take these alone"),
+        ("TwoHeads", r"a dict of depth, normals; .* return one map .* \(of several maps, beside each other as its"),
+        ("Squeezed", r"a tensor \[2, 32, 32\], and not .* return one map .* \(of one channel, outputs\[:, None\]\)"),
     ],
 )
 def test_a_module_that_cannot_be_cut_is_one_line(tmp_path: Path, function: str, reason: str) -> None:

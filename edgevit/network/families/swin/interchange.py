@@ -22,6 +22,7 @@ from edgevit.network.families import plain_creation
 from edgevit.network.families.swin.embedding import is_narrower
 from edgevit.network.families.swin.listed import ListedSwin, is_listed, swin_of_list
 from edgevit.network.families.swin.modules import SwinStage, TokenSwin, WindowAttention, WindowBlock, Windows
+from edgevit.network.layers import odd_linear
 from edgevit.network.weights import State, TimmArguments, Weights, first_names, mlp_ratio
 from edgevit.records.model import PreprocessingFields
 
@@ -125,6 +126,8 @@ def reason_against(model: Any) -> str | None:
                 return "its windows may be larger than its map; try --model-arg always_partition=false"
             if type(block.mlp) is not Mlp or not isinstance(block.mlp.norm, nn.Identity):
                 return f"its FFN is {type(block.mlp).__name__}; only FFNs of two layers can be pruned"
+            if (reason := odd_linear(block.attn, block.mlp)) is not None:
+                return reason
             if not all(isinstance(norm, nn.LayerNorm) and norm.bias is not None for norm in (block.norm1, block.norm2)):
                 return f"its norms are {type(block.norm1).__name__}, expected LayerNorms with biases"
     return None
