@@ -69,8 +69,8 @@ def _read(table: Path, changed_ns: int) -> _Rows:
             lines = csv.reader(file, delimiter=delimiter)
             if not (header := next(lines, [])):
                 raise DataError(f"{table} is empty; expected a table of labels")
-            if len(header) == 1 and (other := next((mark for mark in ";\t,|" if mark in header[0]), None)):
-                raise DataError(f"{table} separates its columns by {other!r}, expected {delimiter!r}; save it so")
+            if len(header) == 1 and (separator := next((mark for mark in ";\t,|" if mark in header[0]), None)):
+                raise DataError(f"{table} separates its columns by {separator!r}, expected {delimiter!r}; save it so")
             file_at, class_at = _column("file", header, table), _column("class", header, table)
             part_at = _column("part", header, table)
             assert file_at is not None and class_at is not None
