@@ -199,6 +199,14 @@ def test_a_module_that_cannot_be_cut_is_one_line(tmp_path: Path, function: str, 
     assert "\n" not in str(caught.value)
 
 
+def test_a_backbone_that_was_frozen_while_its_head_was_trained_is_trained_here(tmp_path: Path) -> None:
+    file = write_depth(tmp_path)
+    file.write_text(f"{file.read_text()}\n\ndef frozen():\n    return build().requires_grad_(False)\n")
+    opened: Any = open_network(f"{file}:frozen")
+    assert {name.partition(".")[0] for name, p in opened.module.named_parameters() if p.requires_grad} == {"backbone"}
+    assert all(p.requires_grad for p in opened.module.backbone.parameters())
+
+
 def test_a_file_that_needs_another_is_refused(tmp_path: Path) -> None:
     file = write_depth(tmp_path)
     (tmp_path / "lengths.py").write_text("SIZE = 32\n")
