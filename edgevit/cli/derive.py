@@ -97,7 +97,8 @@ def _next(
     console.show(f"Next: {shlex.join(_following(derivations[-1], request))}")
     unpruned = out.with_name("base")
     if context is not None and request.base is not None and not unpruned.exists():
-        command = arguments.repeated(context, "base", name=request.base, out=unpruned)
+        # Steps of `derive` distil the model; those of `base` would train the base.
+        command = arguments.repeated(context, "base", name=request.base, out=unpruned, steps=None)
         console.show(f"To set it against its base: {command}")
 
 

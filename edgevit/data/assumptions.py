@@ -150,7 +150,7 @@ def assumptions(
         classes_from=origin,
         preprocessing=task.test.preprocessing,
         origin={key: "option" if key in overridden else by_file[key] for key in shown_keys},
-        base=str(base),
+        base=f"the network in {base}" if ".py:" in str(base) else str(base),
         contradicts=origin == "option" and bool(release.labels) and list(names or ()) != list(release.labels),
     )
 

@@ -20,6 +20,7 @@ from edgevit.records.pictures import (
     UNREADABLE,
     eight_bit,
     highest_value,
+    is_shape_of_transparency,
     open_picture,
     orientation,
     why_unreadable,
@@ -35,6 +36,7 @@ class FileFacts:
 
     fault: str | None = None  # why it cannot be read; None: it can
     turned: bool = False  # whether EXIF says that it is stored turned
+    shapeless: bool = False  # whether it has one colour once its transparency is dropped
     highest: int | None = None  # highest value of a picture of 16 bits; None: the picture has another depth
 
 
@@ -45,7 +47,11 @@ def examine(path: str, reading: Reading) -> FileFacts:
             image.draft("RGB", (16, 16))  # JPEG only: an eighth of the work, and still every byte is read
             image.load()
             eight_bit(image, reading.value_range)
-            return FileFacts(turned=orientation(image) != 1, highest=highest_value(image))
+            return FileFacts(
+                turned=orientation(image) != 1,
+                shapeless=is_shape_of_transparency(image),
+                highest=highest_value(image),
+            )
     except UNREADABLE as error:
         return FileFacts(why_unreadable(error))
 
@@ -57,7 +63,7 @@ def find_unreadable(references: list[Reference], skip: bool, progress: Progress,
         DataError: some cannot be read, and `skip` is false; the message counts them and names the first few.
     """
     bad: dict[Reference, str] = {}
-    turned, highest = 0, list[int]()
+    turned, shapeless, highest = 0, list[str](), list[int]()
     with (
         progress.stage("check images", len(references), "image") as stage,
         warnings.catch_warnings(),
@@ -70,10 +76,17 @@ def find_unreadable(references: list[Reference], skip: bool, progress: Progress,
             if facts.fault is not None:
                 bad[reference] = facts.fault
             turned += facts.turned
+            shapeless += [str(reference)] * facts.shapeless
             highest += [] if facts.highest is None else [facts.highest]
             stage.update(i + 1)
     if bad and not skip:
         raise DataError(f"{_unreadable(bad, len(references))}, or leave such files out with --skip-bad-images")
+    if shapeless:
+        progress.warn(
+            f"{len(shapeless)} of {len(references)} images, such as {shapeless[0]}, are one colour once their "
+            "transparency is dropped, as timm and torchvision do, too; put them on a background, such as by "
+            "ImageMagick's `mogrify -background white -alpha remove -alpha off FILES`, which overwrites them"
+        )
     _warn_of_odd_files(len(references), turned, highest, reading, progress)
     return {*bad}
 

@@ -19,7 +19,7 @@ from PIL import Image
 from edgevit.data.pairs import better_by_chance
 from edgevit.data.sources import Part, Reference
 from edgevit.progress import Progress
-from edgevit.records.pictures import UNREADABLE, eight_bit, open_picture
+from edgevit.records.pictures import UNREADABLE, open_picture, to_rgb
 
 _SIDE = 8
 _NEAR = 6  # bits of 64 that may differ
@@ -36,7 +36,7 @@ def difference_hash(path: str) -> int | None:
         with open_picture(path) as image:
             image.draft("L", (64, 64))  # JPEG only: an eighth of the work
             image.load()
-            small = eight_bit(image).convert("L").resize((_SIDE + 1, _SIDE), Image.Resampling.BOX)
+            small = to_rgb(image).convert("L").resize((_SIDE + 1, _SIDE), Image.Resampling.BOX)
     except UNREADABLE:
         return None
     values = small.tobytes()

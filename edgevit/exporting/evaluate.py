@@ -327,7 +327,9 @@ def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest
             return _likeness(candidate, base, judging, request, progress)
         noun, tried = "features", "--probe knn,linear tells what they are worth on labelled images"
         if folder.is_model and folder.derivation() is not None:
-            tried += f", and with its base in {folder.path.with_name('base')} they are compared with the base's"
+            place = folder.path.with_name("base")
+            note = ", where another model is," if place.is_dir() else ""
+            tried += f", and with its base in {place}{note} they are compared with the base's"
         if isinstance(judging.output, Levels):
             noun, tried = "boxes", "give --data with annotated images in COCO's format, such as instances.json"
         if isinstance(judging.output, Map):

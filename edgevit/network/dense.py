@@ -313,6 +313,12 @@ def _with_own_network(module: nn.Module, images: Tensor) -> Tensor:
     outputs: Tensor = module(images)
     if not outputs.isfinite().all():
         raise UnsupportedModelError(f"{noun} puts out values that are not finite; check its weights")
+    # In bf16, sums of other shapes are rounded otherwise.
+    if not _are_close(module(images[:1]), outputs[:1], tolerance=1e-2):
+        raise UnsupportedModelError(
+            f"{noun} gives an image another output alone than beside a second one; let its output depend on one image, "
+            "without a mean or range over the batch, dropout in evaluation, or a state between calls"
+        )
     return outputs
 
 
@@ -322,12 +328,14 @@ def _run_through(family: DenseFamily, module: nn.Module, images: Tensor, origina
     Raises:
         UnsupportedModelError: it is not.
     """
-    path, noun, calls, differentiable = family.path, f"this {type(module).__name__}", list[nn.Module](), list[bool]()
+    path, noun, calls = family.path, f"this {type(module).__name__}", list[nn.Module]()
+    differentiable, in_fp32 = list[bool](), list[bool]()
     layers = [block.module for block in family.blocks(module)]
 
     def record(layer: nn.Module, *_: object) -> None:
         calls.append(layer)
         differentiable.append(torch.is_grad_enabled())
+        in_fp32.append(not torch.is_autocast_enabled(images.device.type))
 
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())  # in inference mode, no graph is recorded
@@ -356,6 +364,11 @@ def _run_through(family: DenseFamily, module: nn.Module, images: Tensor, origina
         raise UnsupportedModelError(
             f"{noun} runs its {path} without gradients, by which it is cut and trained; call {path} outside of "
             "torch.no_grad, and the layers that read it after that"
+        )
+    if not all(in_fp32):
+        raise UnsupportedModelError(
+            f"{noun} runs its {path} under torch.autocast: a model is derived in fp32, and its engines are fp16; leave "
+            "torch.autocast out of forward"
         )
     return outputs
 
@@ -421,10 +434,41 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor, original: T
     return family.read if _reads_alone(family, module, images, tokens, repeated) else ()
 
 
-def _are_close(outputs: Tensor, expected: Tensor) -> bool:
+def _are_close(outputs: Tensor, expected: Tensor, tolerance: float = 1e-3) -> bool:
     return outputs.shape == expected.shape and torch.allclose(
-        outputs, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())
+        outputs, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())
     )
+
+
+@torch.no_grad()
+def own_normalisation(family: DenseFamily, module: nn.Module) -> tuple[list[float], list[float]] | None:
+    """The mean and the deviation of each channel by which a module normalises images before its network; None: not."""
+    first = next(part for part in family.inside(module).modules() if isinstance(part, nn.Conv2d))  # that of patches
+    images = torch.rand(2, *family.ends(module).input_size, generator=torch.Generator().manual_seed(0))
+    inputs = first_input(first, lambda: module(images))
+    if inputs.shape != images.shape:
+        return None
+    x, y = (tensor.double().transpose(0, 1).flatten(1) for tensor in (images, inputs))  # [channels, values]
+    x_mean, y_mean = x.mean(1, keepdim=True), y.mean(1, keepdim=True)
+    slope = ((x - x_mean) * (y - y_mean)).mean(1, keepdim=True) / x.var(1, correction=0, keepdim=True)
+    mean, deviation = x_mean - y_mean / slope, 1 / slope
+    if torch.allclose(x, y, atol=1e-3) or not torch.allclose((x - mean) / deviation, y, atol=1e-3):
+        return None
+    return mean.flatten().tolist(), deviation.flatten().tolist()
+
+
+@torch.enable_grad()
+def without_gradient(family: DenseFamily, module: nn.Module, images: Tensor) -> int | None:
+    """The number of the first block by whose tokens the outputs for these images have no gradient; None: all have."""
+    tokens = list[Tensor]()
+    with torch.inference_mode(False), ExitStack() as stack:
+        for block in family.blocks(module):
+            stack.enter_context(block.module.register_forward_hook(lambda *call: tokens.append(call[2])))
+        outputs: Tensor = module(images.clone().requires_grad_())
+        if not outputs.requires_grad:
+            return 0
+        gradients = torch.autograd.grad(outputs.sum(), tokens, allow_unused=True)
+    return next((i for i, gradient in enumerate(gradients) if gradient is None), None)
 
 
 def _reads_alone(

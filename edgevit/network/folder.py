@@ -138,6 +138,7 @@ def _made_again(files: ModelFolder, spec: ModelSpec, facts: BuilderFacts, run_co
             reason = f"{facts.function} makes other layers behind its backbone ({first_line(error, 80)})"
             raise UnsupportedModelError(reason) from error
     network = Network(module, within(module, facts.network, builder, read=facts.read))
+    module.get_submodule(facts.network).requires_grad_()  # what a training of the head froze is distilled, too
     if boxes and takes_several_sizes(made):
         letterbox(made, network.input_size)
     return network

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +19,11 @@ from timm.data import resolve_data_config
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from edgevit.errors import UnsupportedModelError
+from edgevit.errors import UnsupportedModelError, is_out_of_memory
 from edgevit.network.builder import Builder
 from edgevit.network.copies import without_values
 from edgevit.network.creation import create_timm_network
-from edgevit.network.dense import within
+from edgevit.network.dense import within, without_gradient
 from edgevit.network.detector import Pyramid, check_detector, letterbox, takes_several_sizes
 from edgevit.network.families import architecture
 from edgevit.network.filling import network_in
@@ -33,6 +33,7 @@ from edgevit.network.network import Network
 from edgevit.network.opening import open_network
 from edgevit.network.plain_detector import adapted, has_transform, is_detections, refuse_relative_boxes, run_on
 from edgevit.network.torchvision_modules import as_timm
+from edgevit.network.weights import first_line, first_names
 from edgevit.records.release import CONFIG, NAMES, PREPROCESSING_KEYS
 from edgevit.records.writing import cache_folder, new_folder
 
@@ -67,6 +68,7 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
         return base
     if isinstance(base, Model) and base.spec.builder is not None:
         return _cached(base)
+    _refuse_wrapped(base)
     _refuse_computed(base)
     base = as_timm(base)
     path, inner, family = network_in(base)
@@ -82,7 +84,15 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
         images = images.to(next(base.parameters()))
         if has_transform(base):  # it may fail on other sizes
             check_detector(base, adopted.input_size)
-        expected, _ = run_on(base, images)
+        try:
+            expected, _ = run_on(base, images)
+        except Exception as error:  # the user's code may raise anything
+            if is_out_of_memory(error):
+                raise
+            raise UnsupportedModelError(
+                f"this {type(base).__name__} raises {type(error).__name__} ({first_line(error, 100)}) for images "
+                f"{[*images.shape]}, and is to take these alone; correct its forward"
+            ) from error
         if isinstance(expected, Tensor) and expected.ndim == 4:
             return _dense_folder(base, path, images, builder, backbone_alone=backbone_alone)
         if is_detections(expected):
@@ -92,13 +102,19 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
         own = expected if base is inner else inner(images)
         if not isinstance(expected, Tensor) or not isinstance(own, Tensor) or not torch.equal(expected, own):
             noun = type(inner).__name__
-            fault = f"not those of the {noun} in it" if isinstance(expected, Tensor) else "no tensor"
+            fault = _kind_of(expected)
+            if isinstance(expected, Tensor):
+                fault = f"{fault}, and not those of the {noun} in it"
             alone = "" if base is inner else f"give the {noun} alone, or "
             if hasattr(inner, "save_pretrained"):
                 alone = "give the folder that save_pretrained writes of the network of transformers, or "
             values = ""
             if isinstance(expected, Tensor) and expected.ndim == 2:
                 values = f" (of {expected.shape[1]} values, [images, {expected.shape[1]}, 1, 1])"
+            elif isinstance(expected, Tensor) and expected.ndim == 3:
+                values = " (of one channel, outputs[:, None])"
+            elif not isinstance(expected, Tensor):
+                values = " (of several maps, beside each other as its channels)"
             raise UnsupportedModelError(
                 f"the outputs of this {type(base).__name__} are {fault}; {alone}return one map [images, channels, "
                 f"height, width]{values}, or for each image a dict of boxes, labels and scores"
@@ -123,6 +139,37 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
             f"{config['model_args']}: its outputs differ; give timm's name, and its weights with checkpoint=FILE"
         )
     return folder
+
+
+def _kind_of(outputs: Any) -> str:
+    """What the outputs of a module are, for a message."""
+    if isinstance(outputs, Tensor):
+        return f"a tensor {[*outputs.shape]}"
+    if isinstance(outputs, Mapping):
+        return f"a dict of {first_names([*map(str, outputs)])}"
+    noun = type(outputs).__name__
+    return f"a {noun} of {len(outputs)}" if isinstance(outputs, (list, tuple)) else f"of type {noun}"
+
+
+def _refuse_wrapped(module: nn.Module) -> None:
+    """Refuse parts that run a module in their own way, which copies and exported files do not.
+
+    Raises:
+        UnsupportedModelError: there are some.
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            wrapper = "torch.jit"
+        elif isinstance(part, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            wrapper = type(part).__name__
+        elif "_orig_mod" in part._modules or hasattr(part.forward, "_torchdynamo_inline"):
+            wrapper = "torch.compile"
+        else:
+            continue
+        raise UnsupportedModelError(
+            f"{name or 'the module'} is wrapped by {wrapper}, in which nothing can be cut, copied and exported; leave "
+            f"{wrapper} out"
+        )
 
 
 def _refuse_computed(module: nn.Module) -> None:
@@ -180,13 +227,21 @@ def _dense_folder(
     facts = replace(model.spec.builder, backbone_alone=backbone_alone)
     model = Model(model, replace(model.spec, builder=facts))
     folder = _cached(model)
+    with torch.inference_mode(False):  # whose tensors have gradients
+        reopened = load(folder)
     with torch.inference_mode():
-        expected, actual = (network(images.cpu()) for network in (model.cpu(), load(folder)))
+        expected, actual = (network(images.cpu()) for network in (model.cpu(), reopened))
     if not torch.allclose(actual, expected, rtol=_TOLERANCE, atol=_TOLERANCE * float(expected.abs().max())):
         shutil.rmtree(folder)
         raise UnsupportedModelError(
             f"{builder.function} makes a module that has another output with the same weights; it is to make the same "
             "module each time, and to keep what it needs among its weights"
+        )
+    if (block := without_gradient(family, reopened.module, images.cpu())) is not None:
+        shutil.rmtree(folder)
+        raise UnsupportedModelError(
+            f"the output of this {type(module).__name__} has no gradient by what block {block} of its {path} returns, "
+            "and by that it is cut and trained; leave detach, argmax, thresholds and NumPy out of what reads it"
         )
     return folder
 

@@ -21,6 +21,7 @@ from edgevit.network.arguments import check_arguments
 from edgevit.network.builder import builder_parts, built, is_builder
 from edgevit.network.copies import without_values
 from edgevit.network.creation import check_timm_name, create_timm_network, norm_eps, try_once
+from edgevit.network.dense import DenseFamily, own_normalisation
 from edgevit.network.detector import Pyramid
 from edgevit.network.families import Interchange, family_like, family_names, load_family
 from edgevit.network.families.vit.tokens import is_projection
@@ -36,6 +37,7 @@ from edgevit.records.model import BaseFacts
 from edgevit.records.names import TOKENIZER
 from edgevit.records.release import CONFIG, CONFIGS, NAMES, ReleaseFacts, is_release, read_release, weights_of
 from edgevit.records.tokenizer import VOCABULARY
+from edgevit.records.writing import cache_folder
 
 _SOME_CLASSES = 1000  # number of classes of a random classifier
 # Files of a repository of the Hugging Face hub that are downloaded: configuration, and weights in one of two forms.
@@ -100,6 +102,8 @@ def _open(
         if given := overrides.keys() & {*own}:
             how = "prepares images by its own transform" if len(own) > 1 else "is given whole pictures"
             raise OptionError(f"a detector {how}; leave --{min(given).replace('_', '-')} out")
+        if Path(base).parent == cache_folder("modules") and not {"mean", "std"} & {*overrides, *own}:
+            _refuse_second_normalisation(model)
         facts = BaseFacts(sha256, spec.blocks, spec.macs, spec.params, spec.outputs, embed)
         if spec.narrowed_rest is not None:
             spec = replace(spec, narrowed_rest=replace(spec.narrowed_rest, base_macs=spec.narrowed_rest.macs))
@@ -145,6 +149,24 @@ def downloaded_repository(name: str) -> Path:
         f"{name} on the Hugging Face hub, or in its cache if the hub cannot be reached, has none of "
         f"{', '.join(NAMES)}; try again later, or give a file of weights"
     )
+
+
+def _refuse_second_normalisation(model: Model) -> None:
+    """Refuse a module of the user's that normalises images itself, where nobody says how they are prepared.
+
+    Raises:
+        OptionError: it does.
+    """
+    builder, prepared = model.spec.builder, model.spec.preprocessing
+    assert builder is not None and isinstance(model.family, DenseFamily), "of a module with a head"
+    if {*prepared["mean"]} == {0} and {*prepared["std"]} == {1}:
+        return
+    if (normalisation := own_normalisation(model.family, model.module)) is not None:
+        mean, deviation = (",".join(f"{value:.3g}" for value in part) for part in normalisation)
+        raise OptionError(
+            f"what {builder.function} makes normalises images itself, by mean {mean} and std {deviation}, and edgevit "
+            "would do so before; give --mean 0 --std 1, or what its images are normalised by before"
+        )
 
 
 def _built_folder(base: str | Path, checkpoint: str | Path | None, progress: Progress) -> Path:

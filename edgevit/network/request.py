@@ -15,7 +15,7 @@ from edgevit.network.builder import check_builder, is_builder
 from edgevit.numbers import FINITE, check_number
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import WEIGHTS_ALONE, suffix_of
-from edgevit.records.release import is_release, weights_of
+from edgevit.records.release import CONFIG, is_release, weights_of
 from edgevit.request import MODEL, PREPROCESSING, Given, Nested, Option, assignments
 
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
@@ -165,7 +165,10 @@ def check_model_folder(folder: str | Path) -> None:
         )
     for file in (files.spec_file, files.weights_file):
         if not file.is_file():
-            raise CheckpointError(f"{folder} is not a complete model folder: {file.name} is missing; derive it again")
+            hint = "derive it again"
+            if files.weights_file.is_file():
+                hint = f"copy it, or of weights that timm or transformers wrote their {CONFIG}, or derive it again"
+            raise CheckpointError(f"{folder} is not a complete model folder: {file.name} is missing; {hint}")
     files.document()
 
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from edgevit.errors import CheckpointError
 from edgevit.records.names import suffix_of
 from edgevit.records.release import refuse_lfs_pointer, shards_of
+from edgevit.text import shortened
 
 State = dict[str, Tensor]
 TimmArguments = dict[str, Any]  # keyword arguments for timm's `create_model`: each network has its own
@@ -100,7 +101,11 @@ def read_weights(path: Path, say: Callable[[str], None] = lambda text: None) -> 
         isinstance(n, str) and isinstance(v, Tensor) for n, v in state.items()
     )
     if not are_tensors or not state:
-        raise CheckpointError(f"{path} does not contain plain weights; save `model.state_dict()`, best as safetensors")
+        keys = f" of {shortened(first_names([*map(repr, state)]), 100)}" if state and isinstance(state, dict) else ""
+        raise CheckpointError(
+            f"{path} does not contain plain weights, but a {type(state).__name__}{keys}; save `model.state_dict()`, "
+            "best as safetensors"
+        )
     for name, value in state.items():
         if (strange := _strange_values(name, value)) is not None:
             raise CheckpointError(
@@ -128,6 +133,8 @@ def _read_shards(index: Path) -> State:
     """
     state: State = {}
     for shard, names in shards_of(index).items():
+        if not shard.is_file():
+            raise CheckpointError(f"{shard}, which {index.name} lists, is missing; copy the folder again")
         part = _read(shard)
         if not isinstance(part, dict) or part.keys() != {*names}:
             raise CheckpointError(f"{shard} has other weights than {index.name} lists; copy the folder again")
@@ -161,13 +168,23 @@ def _unwrapped(content: Any, path: Path, say: Callable[[str], None]) -> Any:
         keys = [key for key in _WRAPPINGS if content.get(key) is not None] if isinstance(content, dict) else []
         if not keys:
             break
-        if keys[0] in _AVERAGED and len(keys) > 1:
+        key, weights = keys[0], content[keys[0]]
+        others = [str(k) for k in content if k != key and 2 * _tensors_in(content[k]) > _tensors_in(weights)]
+        if others:
+            usage = ", averaged over the training, is used, as by timm," if key in _AVERAGED else " is used,"
             say(
-                f"{path} has two sets of weights: {keys[0]}, averaged over the training, is used, as by timm, and not "
-                f"{keys[1]}; to use those, save them alone"
+                f"{path} has {len(others) + 1} sets of weights: {key}{usage} and not {first_names(others)}; to use "
+                "those, save them alone"
             )
-        content = content[keys[0]]
+        content = weights
     return content
+
+
+def _tensors_in(content: Any) -> int:
+    """How many tensors a dict holds, or a dict in it, such as an average beside its decay; not those of optimisers."""
+    values = [*content.values()] if isinstance(content, dict) else []
+    inner = [value for part in values if isinstance(part, dict) for value in part.values()]
+    return sum(isinstance(value, Tensor) for value in [*values, *inner])
 
 
 def common_prefix(names: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
+from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
@@ -27,6 +28,7 @@ from edgevit.records.reading import AS_STORED, Reading
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _ORIENTATION = 258, 262, 274  # tags of TIFF, and of EXIF
 _MAX_MEGAPIXELS = "EDGEVIT_MAX_MEGAPIXELS"  # the environment variable that allows larger pictures
 DEEP_WHITE = 65535  # value of white in 16 bits
+_ONE_COLOUR = 8  # largest difference of values, of 255, that nobody sees
 # Inverse transforms by EXIF orientation.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -97,6 +99,19 @@ def highest_value(image: Image.Image) -> int | None:
     return int(np.asarray(image).max())
 
 
+def _is_clear_palette(image: Image.Image) -> bool:
+    return image.mode == "P" and "transparency" in image.info
+
+
+def is_shape_of_transparency(image: Image.Image) -> bool:
+    """Whether a loaded picture shows something by its transparency alone, which `to_rgb` drops: it has one colour."""
+    if image.mode not in ("LA", "PA", "RGBA") and not _is_clear_palette(image):
+        return False
+    extrema: Any = image.convert("RGBA").getextrema()
+    *colours, alpha = extrema
+    return alpha[0] < alpha[1] and all(high - low <= _ONE_COLOUR for low, high in colours)
+
+
 def to_rgb(image: Image.Image, reading: Reading = AS_STORED) -> Image.Image:
     """Convert a loaded picture of any mode to RGB.
 
@@ -107,9 +122,9 @@ def to_rgb(image: Image.Image, reading: Reading = AS_STORED) -> Image.Image:
     image = eight_bit(image, reading.value_range)
     if turned != 1:
         image = image.transpose(_UPRIGHT[turned])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings about a palette with transparency
-        return image if image.mode == "RGB" else image.convert("RGB")
+    if _is_clear_palette(image):
+        image = image.convert("RGBA")  # the same colours; else Pillow may warn, in threads that share what is ignored
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def read_picture(path: str | PathLike[str], hint: str, reading: Reading = AS_STORED) -> Image.Image:

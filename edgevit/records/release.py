@@ -28,6 +28,7 @@ from edgevit.records.writing import file_sha256
 # In order of preference; `.index.json` lists shards.
 NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 READER = Reader(CheckpointError, hint="correct the file, or move it away and give the options")
+_SHARD = re.compile(r"-\d+-of-\d+$")
 CONFIG = "config.json"
 IMAGE_PROCESSOR = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"  # of several processors, each by its kind
@@ -311,7 +312,10 @@ def weights_of(path: Path) -> Path:
     files = sorted(file for file in path.iterdir() if suffix_of(file) in WEIGHTS_ALONE and file.is_file())
     if len(files) != 1:
         names = f"has several: {', '.join(file.name for file in files[:4])}" if files else f"has no {NAMES[0]}"
-        raise CheckpointError(f"the folder {path} {names}; give the file of weights itself")
+        hint = "give the file of weights itself"
+        if files and _SHARD.search(files[0].stem):
+            hint = "these are shards: copy the .index.json that lists them, too"
+        raise CheckpointError(f"the folder {path} {names}; {hint}")
     return files[0]
 
 

@@ -50,6 +50,8 @@ def test_a_person_sees_the_baselines_and_what_to_do_next(derived: Any) -> None:
     assert "heads" in done.stdout and "/256" in done.stdout, "widths of each block beside the base's"
     assert f"Next: edgevit export '{out}'" in done.stdout.replace("\n", "")
     assert f"One page of it all: edgevit report '{out.parent}'" in done.stdout.replace("\n", "")
+    _, _, suggested = done.stdout.partition("To set it against its base: ")
+    assert suggested.startswith("edgevit base ") and "--batch-size" in suggested and "--steps" not in suggested
     told = [
         done.stderr.index(line) for line in ("classes: 3 is output 3, ", "preprocessing: crop_pct ", "baselines on")
     ]

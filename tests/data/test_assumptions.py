@@ -100,3 +100,7 @@ def test_preprocessing_is_told_with_where_each_part_is_from(folders: Path) -> No
 )
 def test_a_setting_is_shown_as_its_option_takes_it(value: Any, text: str) -> None:
     assert shown(value) == text
+
+
+def test_settings_of_what_a_file_builds_are_those_of_the_network_in_it(folders: Path) -> None:
+    assert assumed(folders, None, 3, base="mine.py:build").lines()[-1].endswith("for the network in mine.py:build")

@@ -97,6 +97,18 @@ def test_12_bits_in_16_are_noticed_and_a_range_is_given(tmp_path: Path) -> None:
     assert fault is not None and "values from 0 to 4080, expected 0 to 1023; convert it" in fault
 
 
+def test_drawings_that_are_one_colour_without_their_transparency_are_counted(tmp_path: Path) -> None:
+    drawing, photo = Image.new("RGBA", (8, 8)), Image.linear_gradient("L").convert("RGBA")
+    drawing.paste((0, 0, 0, 255), (2, 2, 6, 6))
+    photo.putalpha(drawing.getchannel("A").resize(photo.size))
+    drawing.save(tmp_path / "a.png")
+    drawing.quantize().save(tmp_path / "b.png")
+    photo.save(tmp_path / "c.png")
+    Image.new("RGBA", (8, 8), "red").save(tmp_path / "d.png")
+    (warning,) = heard(sorted(str(file) for file in tmp_path.iterdir())).warnings
+    assert warning.startswith(f"2 of 4 images, such as {tmp_path / 'a.png'}, are one colour once their transparency")
+
+
 def test_copies_are_found_by_their_bytes_and_only_files_of_their_size_are_read(tmp_path: Path) -> None:
     for name, content in (("a", b"12"), ("b", b"34"), ("c", b"12"), ("d", b"56"), ("e", b"1234")):
         (tmp_path / name).write_bytes(content)

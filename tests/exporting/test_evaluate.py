@@ -256,5 +256,7 @@ def test_features_of_a_folder_are_compared_with_those_of_its_base_where_that_is_
         shutil.rmtree(beside)
         torch.manual_seed(1)
         edgevit.base(timm.create_model("vit_tiny_patch16_224", **{**ARGS, "num_classes": 0}), out=beside)
-        with pytest.raises(OptionError, match=r"and with its base in .*base they are compared with the base's"):
+        with pytest.raises(
+            OptionError, match=r"and with its base in .*base, where another model is, they are compared with"
+        ):
             evaluate(model)

@@ -183,6 +183,13 @@ def test_a_folder_from_elsewhere_runs_no_code_unasked(
         ("Without", r"must contain one network of .* \(timm's .*, and has none"),
         ("Tokens", r"or return one map \[images, channels, height, width\]"),
         ("Failing", "raised ValueError: no such size"),
+        ("Detached", r"has no gradient by what block 1 of its backbone returns, .*; leave detach, argmax"),
+        ("Chosen", "has no gradient by what block 0 of its backbone returns"),
+        ("Batch", "gives an image another output alone than beside a second one"),
+        ("Mixed", r"runs its backbone under torch\.autocast: .*; leave torch\.autocast out"),
+        ("Pair", r"raises TypeError \(.*'others'\) for images \[2, 3, 32, 32\], and is to take these alone"),
+        ("TwoHeads", r"a dict of depth, normals; .* return one map .* \(of several maps, beside each other as its"),
+        ("Squeezed", r"a tensor \[2, 32, 32\], and not .* return one map .* \(of one channel, outputs\[:, None\]\)"),
     ],
 )
 def test_a_module_that_cannot_be_cut_is_one_line(tmp_path: Path, function: str, reason: str) -> None:
@@ -190,6 +197,14 @@ def test_a_module_that_cannot_be_cut_is_one_line(tmp_path: Path, function: str, 
     with pytest.raises(EdgeVitError, match=reason) as caught:
         open_network(f"{file}:{function}")
     assert "\n" not in str(caught.value)
+
+
+def test_a_backbone_that_was_frozen_while_its_head_was_trained_is_trained_here(tmp_path: Path) -> None:
+    file = write_depth(tmp_path)
+    file.write_text(f"{file.read_text()}\n\ndef frozen():\n    return build().requires_grad_(False)\n")
+    opened: Any = open_network(f"{file}:frozen")
+    assert {name.partition(".")[0] for name, p in opened.module.named_parameters() if p.requires_grad} == {"backbone"}
+    assert all(p.requires_grad for p in opened.module.backbone.parameters())
 
 
 def test_a_file_that_needs_another_is_refused(tmp_path: Path) -> None:

@@ -84,10 +84,26 @@ def small() -> nn.Module:
     return timm.create_model("vit_tiny_patch16_224", **ARGS)
 
 
+class Adapted(nn.Linear):
+    """A linear layer with an adapter beside it, as LoRA's."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens) + 0.1 * tokens.mean(-1, keepdim=True)
+
+
+def with_adapters(network: Any) -> nn.Module:
+    for block in network.blocks:
+        block.mlp.fc1.__class__ = Adapted
+    return network
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (lambda: Around(small(), 2.0), "outputs of this Around are not those of the VisionTransformer in it"),
+        (lambda: Around(small(), 2.0), "outputs of this Around are .*, and not those of the VisionTransformer in it"),
+        (lambda: nn.DataParallel(small()), "the module is wrapped by DataParallel, .*; leave DataParallel out"),
+        (lambda: nn.Sequential(small(), torch.compile(nn.Linear(10, 2))), "1 is wrapped by torch.compile, in which"),
+        (lambda: Around(with_adapters(small()), 1.0), "in block 0, its fc1 is .*Adapted, expected .*; merge adapters"),
         (lambda: nn.Linear(2, 2), "a Linear must contain one network of bert, swin, vit .*, and has none"),
         (lambda: nn.ModuleList([small(), small()]), "and has 0, 1"),
         (
@@ -112,8 +128,8 @@ def small() -> nn.Module:
         ),
     ],
     ids=[
-        "own head", "no network", "two networks", "other activation", "weights that are computed", "weight norm",
-        "spectral norm", "pruned",
+        "own head", "parallel", "compiled", "LoRA", "no network", "two networks", "other activation",
+        "weights that are computed", "weight norm", "spectral norm", "pruned",
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")

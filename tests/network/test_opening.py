@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from dense_networks import write_depth
 from recorded_progress import RecordedProgress
 from safetensors.torch import save_file
 from small_base import ARGS, NAME, outputs
@@ -17,6 +18,7 @@ from small_models import write_halves, write_narrower
 from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError, UnknownNameError
 from edgevit.network.folder import load, save
+from edgevit.network.from_module import path_of
 from edgevit.network.model import Headless, Model, derived_spec
 from edgevit.network.opening import network_without_weights, open_network
 from edgevit.records.model import TargetClass
@@ -133,6 +135,18 @@ def test_outputs_that_clip_compares_with_texts_are_no_classes(
         with torch.no_grad():
             expected = made.eval().forward_head(made.forward_features(IMAGES), pre_logits=True)
             torch.testing.assert_close(opened.network(IMAGES), expected)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_module_that_normalises_images_itself_gets_them_so_only_if_someone_says_so(tmp_path: Path) -> None:
+    base = f"{write_depth(tmp_path, wrong=True)}:Normalising"
+    with pytest.raises(OptionError, match=r"by mean 0\.5,0\.4,0\.3 and std 0\.25,0\.2,0\.1, .* give --mean 0 --std 1"):
+        open_network(base)
+    plain: Any = open_network(base, preprocessing={"mean": [0.0] * 3, "std": [1.0] * 3})
+    save(plain, tmp_path / "model")
+    again: Any = open_network(path_of(open_network(tmp_path / "model"), "edgevit.derive"))
+    assert again.preprocessing["mean"] == plain.preprocessing["mean"] == [0, 0, 0]
+    assert isinstance(open_network(f"{write_depth(tmp_path, wrong=True)}:Depth"), Model)
 
 
 def test_a_network_that_cannot_run_or_is_larger_than_memory_is_not_made() -> None:

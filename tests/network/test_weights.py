@@ -110,12 +110,31 @@ def test_averaged_weights_are_read_as_by_timm_and_that_is_said(small_vit: Any, t
     torch.save({**held, "args": argparse.Namespace(lr=1), "epoch": 3}, file)
     assert torch.equal(read_weights(file, said.append)["head.bias"], mean.module.head.bias)
     assert said == [
-        f"{file} has two sets of weights: {averaged}, averaged over the training, is used, as by timm, and not "
+        f"{file} has 2 sets of weights: {averaged}, averaged over the training, is used, as by timm, and not "
         "state_dict; to use those, save them alone"
     ]
     assert torch.equal(outputs(open_network(NAME, checkpoint=file, model_args=ARGS)), outputs(mean))
     torch.save({**held, averaged: None}, file)  # a training without an average
     assert torch.equal(outputs(open_network(NAME, checkpoint=file, model_args=ARGS)), outputs(last))
+
+
+@pytest.mark.parametrize("average", [lambda state: state, lambda state: {"module": state, "updates": 3}])
+def test_weights_that_are_not_used_are_named(small_vit: Any, tmp_path: Path, average: Any) -> None:
+    network, said = small_vit().module, list[str]()
+    file, state = tmp_path / "last.pt", network.state_dict()
+    optimizer = torch.optim.AdamW(network.parameters())
+    network(torch.zeros(1, 3, 32, 32)).sum().backward()
+    optimizer.step()
+    held = {"model": state, "optimizer": optimizer.state_dict(), "epoch": 3}
+    torch.save({**held, "ema": average({name: 2 * value for name, value in state.items()})}, file)
+    assert torch.equal(read_weights(file, said.append)["head.bias"], state["head.bias"])
+    assert said == [f"{file} has 2 sets of weights: model is used, and not ema; to use those, save them alone"]
+    torch.save(held, file)
+    read_weights(file, said.append)
+    assert len(said) == 1
+    torch.save({"net": state, "epoch": 3}, file)
+    with pytest.raises(CheckpointError, match="does not contain plain weights, but a dict of 'net', 'epoch'; save"):
+        read_weights(file)
 
 
 def test_a_checkpoint_that_holds_itself_is_refused(tmp_path: Path) -> None:
@@ -175,7 +194,9 @@ def test_shards_are_read_by_their_index(small_vit: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"b\.safetensors has other weights than model\.safetensors\.index\.json"):
         read_weights(index)
     (tmp_path / "b.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"no weights at .*b\.safetensors"):
+    with pytest.raises(
+        CheckpointError, match=r"b\.safetensors, which model\.safetensors\.index\.json lists, is missing"
+    ):
         read_weights(index)
 
 

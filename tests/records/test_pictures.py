@@ -1,5 +1,7 @@
 """One way from any picture to RGB."""
 
+import warnings
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -15,6 +17,15 @@ def test_a_picture_of_any_mode_becomes_rgb(mode):
     assert (rgb.mode, rgb.size) == ("RGB", (5, 4))
     gray = mode in ("1", "L", "LA")
     assert gray or np.abs(np.asarray(rgb).astype(int) - [255, 0, 0]).max() <= 2
+
+
+def test_colours_of_a_palette_are_read_without_a_warning_that_threads_would_have_to_ignore(monkeypatch):
+    picture = Image.new("RGB", (2, 1), (255, 0, 0))
+    picture.putpixel((1, 0), (0, 0, 255))
+    palette = picture.quantize(2)
+    palette.info["transparency"] = b"\x00\x80"
+    monkeypatch.setattr(warnings, "simplefilter", lambda *_: None)
+    assert to_rgb(palette).tobytes() == picture.tobytes()
 
 
 def test_a_file_reads_as_the_picture_in_it(tmp_path):

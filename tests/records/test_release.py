@@ -148,6 +148,9 @@ def test_the_weights_of_a_folder_are_found_or_refused_by_name(tmp_path: Path) ->
         (tmp_path / name).touch()
     with pytest.raises(CheckpointError, match=r"has several: a\.safetensors, b\.pth; give the file"):
         weights_of(tmp_path)
+    (tmp_path / "a-1-of-2.safetensors").touch()
+    with pytest.raises(CheckpointError, match=r"these are shards: copy the \.index\.json that lists them"):
+        weights_of(tmp_path)
     (tmp_path / "model.safetensors.index.json").touch()
     assert weights_of(tmp_path).name == "model.safetensors.index.json" and is_release(tmp_path)
     (tmp_path / "model.safetensors").touch()

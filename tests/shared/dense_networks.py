@@ -184,6 +184,42 @@ class Failing(Depth):
     def __init__(self):
         raise ValueError("no such size")
 
+class Detached(Depth):
+    def forward(self, images):
+        early, late = self.backbone.forward_intermediates(images, indices=[0, 2], intermediates_only=True)
+        return self.last(early[:, :8] + late[:, :8].detach())
+
+class Chosen(Depth):
+    def forward(self, images):
+        return self.backbone.forward_features(images)[:, 1:].argmax(-1).unflatten(1, (1, 4, 4)).float()
+
+class Batch(Depth):
+    def forward(self, images):
+        x = super().forward(images)
+        return (x - x.mean()) / x.std()
+
+class Mixed(Depth):
+    def forward(self, images):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(images).float()
+
+class Pair(Depth):
+    def forward(self, images, others):
+        return super().forward(images) - super().forward(others)
+
+class TwoHeads(Depth):
+    def forward(self, images):
+        return {"depth": super().forward(images), "normals": super().forward(images).expand(-1, 3, -1, -1)}
+
+class Squeezed(Depth):
+    def forward(self, images):
+        return super().forward(images)[:, 0]
+
+class Normalising(Depth):
+    def forward(self, images):
+        mean, std = (torch.tensor(values)[:, None, None] for values in ([0.5, 0.4, 0.3], [0.25, 0.2, 0.1]))
+        return super().forward((images - mean) / std)
+
 class Sized(Depth):
     def __init__(self, size):
         super().__init__()

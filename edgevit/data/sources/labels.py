@@ -65,9 +65,12 @@ def _read(table: Path, changed_ns: int) -> _Rows:
         if table.stat().st_size > _LIMIT_BYTES:
             raise DataError(f"{table} has {table.stat().st_size / 1e6:.0f} MB, more than any table of labels")
         with table.open(encoding="utf-8-sig", newline="") as file:
-            lines = csv.reader(file, delimiter=_DELIMITERS[table.suffix.lower()])
+            delimiter = _DELIMITERS[table.suffix.lower()]
+            lines = csv.reader(file, delimiter=delimiter)
             if not (header := next(lines, [])):
                 raise DataError(f"{table} is empty; expected a table of labels")
+            if len(header) == 1 and (separator := next((mark for mark in ";\t,|" if mark in header[0]), None)):
+                raise DataError(f"{table} separates its columns by {separator!r}, expected {delimiter!r}; save it so")
             file_at, class_at = _column("file", header, table), _column("class", header, table)
             part_at = _column("part", header, table)
             assert file_at is not None and class_at is not None
@@ -81,6 +84,8 @@ def _read(table: Path, changed_ns: int) -> _Rows:
                 if (part := PART_OF.get(word)) is None:
                     raise DataError(f"{location} has the part {word!r}; expected train, val or test")
                 image = str(table.parent / row[file_at].strip())
+                if "\\" in image and not Path(image).exists():
+                    raise DataError(f"{location} names {row[file_at]!r}, which is no file; write / between folders")
                 place = part, composed(row[class_at].strip())
                 if places.setdefault(image, place) != place:
                     raise DataError(f"{location} gives {row[file_at]!r} another class or part than a line before")

@@ -40,8 +40,9 @@ def as_files(keywords: Mapping[str, Any], function: str, *, base: str = "base") 
     if data is None or isinstance(data, (str, PathLike)) or module is None:
         return changed
     opening = {key: changed[key] for key in ("checkpoint", "pretrained", "model_args") if key in changed}
-    opened = open_network(changed[base], **({} if of_module else opening))
-    settings = {**opened.preprocessing, **{key: changed[key] for key in ("mean", "std") if changed.get(key)}}
+    options = {key: changed.get(key) for key in ("mean", "std")}
+    opened = open_network(changed[base], preprocessing=options, **({} if of_module else opening))
+    settings = opened.preprocessing
     prepared = PreparedImages(settings["input_size"], settings["mean"], settings["std"])
     labelled = changed.get("output", "classes") == "classes"
     if base == "model" and not isinstance(opened, Headless) and isinstance(opened.output, Map):

@@ -55,6 +55,8 @@ def test_a_column_gives_the_parts(tmp_path: Path) -> None:
         ("file,label\na.png,x\na.png,y\n", r"line 3, gives 'a.png' another class or part than a line before"),
         ("file,label,split\na.png,x,later\n", r"line 2, has the part 'later'; expected train, val or test"),
         ("file,label,split\na.png,x,test\n", r"has no training images"),
+        ("file;label\na.png;x\n", r"t.csv separates its columns by ';', expected ','; save it so"),
+        ("file,label\nall\\a.png,x\n", r"line 2, names 'all\\\\a.png', which is no file; write / between folders"),
     ],
 )
 def test_a_table_that_is_not_right_is_one_line(tmp_path: Path, text: str, said: str) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.families.swin.listed import is_listed, swin_of_list
 from edgevit.network.families.swin.modules import SwinStage, TokenSwin, WindowAttention, WindowBlock, Windows
+from edgevit.network.families.vit.parts import odd_linear
 
 
 def reason_against(model: Any) -> str | None:
@@ -41,6 +42,8 @@ def reason_against(model: Any) -> str | None:
                 return "its windows may be larger than its map; try --model-arg always_partition=false"
             if type(block.mlp) is not Mlp or not isinstance(block.mlp.norm, nn.Identity):
                 return f"its FFN is {type(block.mlp).__name__}; only FFNs of two layers can be pruned"
+            if (reason := odd_linear(block.attn, block.mlp)) is not None:
+                return reason
             if not all(isinstance(norm, nn.LayerNorm) and norm.bias is not None for norm in (block.norm1, block.norm2)):
                 return f"its norms are {type(block.norm1).__name__}, expected LayerNorms with biases"
     return None

@@ -35,6 +35,7 @@ from edgevit.network.families.vit.parts import (
     keep_rows,
     make_attention,
     mlp_of,
+    odd_linear,
     read_attention,
     read_ffn,
     windows_of,
@@ -82,15 +83,15 @@ def _reason_against_attention(attn: Any) -> str | None:
             return "a normalisation is between values and output projection, so VO cannot be factorised"
         if getattr(attn, "gate", None) is not None:
             return "a gate is between values and output projection, so VO cannot be factorised"
-    return None
+    return odd_linear(attn)
 
 
 def _reason_against_ffn(mlp: Any) -> str | None:
-    if type(mlp) not in (Mlp, SwiGLU, GluMlp) or not isinstance(mlp.fc2, nn.Linear):
+    if type(mlp) not in (Mlp, SwiGLU, GluMlp) or isinstance(mlp.fc2, nn.Conv2d):
         return f"its FFN is {type(mlp).__name__}; only FFNs of two layers, plain or gated, can be pruned"
     if not isinstance(mlp.norm, nn.Identity):
         return "a normalisation inside the FFN mixes its neurons, so they cannot be merged"
-    return None
+    return odd_linear(mlp)
 
 
 def _has_partial_patches(patch: Any) -> bool:

@@ -268,5 +268,5 @@ def check_same(module: Any, vit: Any, run: Callable[[Any, Tensor], Sequence[Tens
         if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max())):
             raise UnsupportedModelError(
                 f"this {type(module).__name__} computes something else than the network of this name that edgevit "
-                "reads; give timm's network of the same function"
+                "reads; merge adapters such as LoRA's into its layers, or give timm's network of the same function"
             )

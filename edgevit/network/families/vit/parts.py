@@ -153,3 +153,16 @@ def keep_rows(head: Any, classes: Sequence[int]) -> None:
     if head.bias is not None:
         head.bias = nn.Parameter(head.bias.detach()[index].clone())
     head.out_features = len(classes)
+
+
+def odd_linear(*sites: nn.Module) -> str | None:
+    """The reason why the weights of linear layers do not say what they compute, as of one with LoRA's, or None."""
+    for site in sites:
+        for name in ("qkv", "proj", "fc1", "fc1_g", "fc1_x", "fc2"):
+            kind: Any = type(getattr(site, name, None))
+            if issubclass(kind, nn.Module) and kind.forward is not nn.Linear.forward:
+                return (
+                    f"its {name} is {kind.__module__}.{kind.__name__}, expected torch.nn.Linear; merge adapters such "
+                    "as LoRA's into its layers"
+                )
+    return None

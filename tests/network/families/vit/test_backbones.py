@@ -249,7 +249,7 @@ REFUSED = {
     "tied": r"has backbone\.encoder\.layer\.0\.mlp\.\S+ by a second name, backbone\.encoder\.layer\.1",
     "halved": r"is float16, expected float32: .* call float\(\) on the module",
     "values": r"return one map .* \(of 5 values, \[images, 5, 1, 1\]\)",
-    "Classifying": "are not those of the ViTModel in it; give the folder that save_pretrained writes",
+    "Classifying": "and not those of the ViTModel in it; give the folder that save_pretrained writes",
 }
 
 
