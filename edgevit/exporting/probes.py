@@ -59,11 +59,13 @@ def knn(train: Labelled, tested: Labelled) -> Tensor:
 def linear(train: Labelled, validation: Labelled, tested: Labelled) -> Tensor:
     """Classify by ridge regression on training and validation images. Returns [N].
 
+    Where the validation images themselves are `tested`, it is on training images alone.
+
     The ridge is chosen by cross-validation, or on the validation images if a class has too few for that. A few dozen
     validation images choose it by chance: the lost points of a backbone then differ by 5 between folds, and not by 2.
     """
-    features = torch.cat([train.features, validation.features])
-    labels = torch.cat([train.labels, validation.labels])
+    parts = (train,) if tested is validation else (train, validation)
+    features, labels = torch.cat([part.features for part in parts]), torch.cat([part.labels for part in parts])
     shares = shares_of(labels)
     if int(torch.bincount(labels).min()) >= FOLDS:
         chosen = cross_validate(features, labels)
@@ -97,8 +99,10 @@ def probe_features(
     names: tuple[str, ...], task: Task, tested: Split, read: Callable[[Split], Labelled]
 ) -> dict[str, float]:
     """Fit each named probe to a task's training images, and return its share of right answers on `tested`."""
-    validation = read(task.validation) if "linear" in names else None
-    right = probe_answers(names, read(task.train), validation, read(tested))
+    is_validation = tested is task.validation
+    validation = read(task.validation) if "linear" in names or is_validation else None
+    judged = validation if is_validation and validation is not None else read(tested)
+    right = probe_answers(names, read(task.train), validation, judged)
     return {name: float(of_images.double().mean()) for name, of_images in right.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from dense_networks import write_depth
 import edgevit
 from edgevit.derivation.session.imitation import unlabelled_model
 from edgevit.errors import ModelError, OptionError
-from edgevit.exporting.probes import Labelled, knn, linear, read_features
+from edgevit.exporting.probes import Labelled, knn, linear, probe_features, probe_parts, read_features
 from edgevit.network.folder import save
 from edgevit.network.model import Headless
 from edgevit.network.opening import open_network
@@ -73,6 +74,22 @@ def test_the_ridge_of_a_linear_probe_is_that_of_cross_validation_unless_a_class_
     answers = linear(train, validation, tested)
     assert torch.equal(answers, (tested.features @ weight.mT + bias).argmax(1))
     assert (answers == tested.labels).double().mean() > (0.7 if each == 20 else 0.4)
+
+
+@pytest.mark.parametrize("each", [20, 4])
+def test_a_linear_probe_is_never_fitted_to_the_images_that_it_is_judged_on(each: int) -> None:
+    random = torch.Generator().manual_seed(0)
+
+    def noise() -> Labelled:
+        labels = torch.arange(3 * each) % 3
+        return Labelled(torch.randn(len(labels), 100, generator=random, dtype=torch.float64), labels)
+
+    parts = {"train": noise(), "validation": noise(), "test": noise()}
+    task: Any = SimpleNamespace(class_names=["a", "b", "c"], part=lambda part: part, **{part: part for part in parts})
+    for right in probe_parts(("linear",), task, lambda part: parts[str(part)])["linear"].values():
+        assert right.right < 0.6 * right.images, "there is nothing to learn"
+    for part in ("validation", "test"):
+        assert probe_features(("linear",), task, task.part(part), lambda part: parts[str(part)])["linear"] < 0.6
 
 
 def moments_of(part: Labelled) -> Moments:
