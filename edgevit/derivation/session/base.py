@@ -149,15 +149,20 @@ def _checked(base: Model, names: Sequence[str], request: BaseRequest, progress: 
     source = open_source(request.data)
     if not names and folders_are_imagenet(source.class_names, base.spec.outputs):
         names = source.class_names
-    names = [name for name in names if name in source.class_names]
+    outputs, names = len(names), [name for name in names if name in source.class_names]
+    if len(names) < 2:
+        if outputs:
+            progress.warn(
+                f"the base is not checked on images: {request.data} has {len(names)} of its {outputs} classes, and "
+                "two are needed"
+            )
+        return None
     splitting = Splitting(source, request.validation_fraction, request.training.seed, request.group_by)
     try:
         for name in names:
             splitting.parts(name)
     except DataError as error:
         progress.warn(f"the base is not checked on images: {error}")
-        return None
-    if len(names) < 2:
         return None
     request = replace(request, classes=names)
     opened = open_for(base, request, "subset", open_task_for(base, request, progress), WithoutRepeats(progress))

@@ -80,6 +80,17 @@ def test_labels_beside_the_weights_name_the_outputs(tmp_path, image_folder):
         edgevit.base(file, out=tmp_path / "other", data=data)
 
 
+def test_images_of_other_classes_than_a_model_folder_names_do_not_check_it_and_that_is_said(
+    opened, tmp_path, image_folder
+):
+    edgevit.base("vit_tiny_patch16_224", out=tmp_path / "m", base_classes=NAMES, **opened)
+    data, said = image_folder(tmp_path / "data", {"digit 0": 5, "digit ten": 5}), Noting()
+    edgevit.base(tmp_path / "m", out=tmp_path / "n", data=data, progress=said)
+    assert said.notes == [
+        f"warning: the base is not checked on images: {data} has 1 of its 10 classes, and two are needed"
+    ]
+
+
 def test_a_list_of_another_length_and_a_folder_in_the_way_are_refused(opened, tmp_path):
     with pytest.raises(DataError):
         edgevit.base("vit_tiny_patch16_224", out=tmp_path / "m", base_classes=NAMES[:3], **opened)
