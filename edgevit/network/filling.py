@@ -10,7 +10,7 @@ from torch import nn
 from edgevit.errors import CheckpointError, UnsupportedModelError
 from edgevit.network.families import Family, family_names, load_family
 from edgevit.network.network import Network
-from edgevit.network.weights import common_prefix, fill_network, first_names, misfit, read_weights
+from edgevit.network.weights import State, common_prefix, fill_network, first_names, misfit, read_weights
 
 _BACKBONE = "backbone."  # before the names of a whole detector's backbone, as in mmdetection's files
 
@@ -66,6 +66,11 @@ def fill_module(
     if state.keys() == expected.keys():
         fill_network(module, state, path, base)
         return module, False
+    if (outer := _prefix_of_all(expected, given, path)) is not None:
+        fill_network(module, {name: given[f"{outer}{name}"] for name in expected}, path, base)
+        others = sorted(given.keys() - {f"{outer}{name}" for name in expected})
+        say(f"left out of the weights, as {base} does not use them: {first_names(others)}")
+        return module, False
     place, network, family = network_in(module)
     network = family.interchange.adopted(network)
     family.check(network, alone=False)
@@ -93,3 +98,23 @@ def fill_module(
     of_network = {f"{place}.{name}": value for name, value in weights.state.items()}
     fill_network(module, {**rest, **of_rest, **of_network}, path, base)
     return module, bool(rest) and not of_rest
+
+
+def _prefix_of_all(expected: State, weights: State, path: Path) -> str | None:
+    """What stands before each expected name in weights with others, such as those of a loss; None: not all are there.
+
+    Raises:
+        CheckpointError: all are there several times.
+    """
+    last = min(expected, default="")
+    prefixes = {name.removesuffix(last) for name in weights if name.endswith(last)}
+
+    def has_all(prefix: str) -> bool:
+        places = ((weights.get(f"{prefix}{name}"), value) for name, value in expected.items())
+        return prefix[-1:] in ("", ".") and all(at is not None and at.shape == value.shape for at, value in places)
+
+    found = sorted(filter(has_all, prefixes))
+    if len(found) > 1:
+        listed = first_names([*map(repr, found)])
+        raise CheckpointError(f"{path} has such weights {len(found)} times, behind {listed}; save one set alone")
+    return found[0] if found else None

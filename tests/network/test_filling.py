@@ -56,6 +56,18 @@ def maps(detector: Any) -> list[Tensor]:
     return [*read[0].values()]
 
 
+@pytest.mark.parametrize("prefix", ["", "net."])
+def test_weights_of_all_are_found_among_those_of_a_training(prefix: str, tmp_path: Path) -> None:
+    made, other = (nn.Sequential(NAMES["swin"](), nn.Conv2d(3, 2, 1)) for _ in range(2))
+    state = {f"{prefix}{name}": value for name, value in other.state_dict().items()}
+    module, alone, notes = filled(made, {**state, "loss.weight": torch.ones(2)}, tmp_path)
+    assert not alone and notes == ["left out of the weights, as my.py:build does not use them: loss.weight"]
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in module.state_dict().items())
+    twice = {f"{student}{name}": value for student in ("ema.", "net.") for name, value in other.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"has such weights 2 times, behind 'ema\.', 'net\.'; save one set alone"):
+        filled(made, twice, tmp_path)
+
+
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("function", ["masks", "getter", "listed"])
 def test_a_backbone_is_known_by_the_names_that_others_give_it(function: str, spelling: str, tmp_path: Path) -> None:
