@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,9 +35,11 @@ from edgevit.network.opening import open_network
 from edgevit.network.plain_detector import adapted, has_transform, is_detections, refuse_relative_boxes, run_on
 from edgevit.network.torchvision_modules import as_timm
 from edgevit.network.weights import first_line, first_names
+from edgevit.progress import Progress, rounded_duration
 from edgevit.records.release import CONFIG, NAMES, PREPROCESSING_KEYS
 from edgevit.records.writing import cache_folder, new_folder
 
+_TRIALS, _LONG_S = 45, 10.0  # runs of two images that the checks of a module with a head take, with gradients
 _TOLERANCE = 1e-3  # accepted difference of outputs, relative to the largest: kernels of two devices differ by less
 # Modules of torch whose hooks compute weights, and what replaces these by their values, within torch.nn.utils.
 _REMOVERS = {
@@ -46,7 +49,14 @@ _REMOVERS = {
 }
 
 
-def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *, backbone_alone: bool = False) -> Any:
+def path_of(
+    base: Any,
+    function: str,
+    builder: tuple[Path, str] | None = None,
+    *,
+    backbone_alone: bool = False,
+    progress: Progress | None = None,
+) -> Any:
     """The folder of a module's weights, written to the user's cache; anything but a module is returned unchanged.
 
     A module of edgevit, of timm, a classifier of torchvision's (ViT or Swin), one whose outputs are those of the single
@@ -56,6 +66,7 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
     Args:
         builder: the file and the function of it that made the module; None: its class made it.
         backbone_alone: whether weights were given of the network in it alone.
+        progress: gets a line if the checks take long.
 
     Raises:
         UnsupportedModelError: it has no network of a supported family, or several, or its outputs are not those of the
@@ -84,6 +95,7 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
         images = images.to(next(base.parameters()))
         if has_transform(base):  # it may fail on other sizes
             check_detector(base, adopted.input_size)
+        began = time.monotonic()
         try:
             expected, _ = run_on(base, images)
         except Exception as error:  # the user's code may raise anything
@@ -93,6 +105,8 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None, *
                 f"this {type(base).__name__} raises {type(error).__name__} ({first_line(error, 100)}) for images "
                 f"{[*images.shape]}, and is to take these alone; correct its forward"
             ) from error
+        if (seconds := _TRIALS * (time.monotonic() - began)) > _LONG_S and progress is not None:
+            progress.note(f"this {type(base).__name__} is tried on two images first: {rounded_duration(seconds)}")
         if isinstance(expected, Tensor) and expected.ndim == 4:
             return _dense_folder(base, path, images, builder, backbone_alone=backbone_alone)
         if is_detections(expected):

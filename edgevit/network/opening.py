@@ -176,7 +176,7 @@ def _built_folder(base: str | Path, checkpoint: str | Path | None, progress: Pro
     module, alone = built(base), False
     if checkpoint is not None:
         module, alone = fill_module(module, weights_of(Path(checkpoint)), str(base), progress.note)
-    folder: Path = path_of(module, str(base), builder_parts(base), backbone_alone=alone)
+    folder: Path = path_of(module, str(base), builder_parts(base), backbone_alone=alone, progress=progress)
     return folder
 
 

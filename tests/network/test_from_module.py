@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import timm
 import torch
+from dense_networks import write_depth
+from recorded_progress import RecordedProgress
 from small_models import ARGS
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 from edgevit.errors import UnsupportedModelError
+from edgevit.network import from_module
 from edgevit.network.from_module import path_of
 from edgevit.network.network import Network
 from edgevit.network.opening import open_network
@@ -142,3 +145,10 @@ def test_a_class_is_no_module_and_a_path_stays_a_path() -> None:
     with pytest.raises(TypeError, match=r"edgevit.derive takes a module, .*; give VisionTransformer\(\)"):
         path_of(VisionTransformer, "edgevit.derive")
     assert path_of("runs/base", "edgevit.derive") == "runs/base"
+
+
+def test_long_checks_are_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(from_module, "_LONG_S", 0.0)
+    progress: Any = RecordedProgress()
+    open_network(f"{write_depth(tmp_path)}:Depth", progress=progress)
+    assert [note for note in progress.notes if note.startswith("this Depth is tried on two images first: ")]
