@@ -435,7 +435,7 @@ def section() -> str:
             + "\n",
         ],
         "python -m benchmarks.product.real --device cuda",
-        "bases trained from heads of today on clothes, and distilled: those shown began with other heads.",
+        "clothes with a base trained from a head of today: those shown began with other heads.",
     )
 
 
