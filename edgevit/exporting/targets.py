@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from edgevit.data.sources import IMAGES, MASKS, has_masks, open_pictures
 from edgevit.data.task import UNLABELLED, Split
-from edgevit.errors import DataError, ModelError
+from edgevit.errors import DataError, ModelError, is_out_of_memory
 from edgevit.network.output import Map
 from edgevit.network.weights import first_line
 from edgevit.progress import Progress
@@ -150,6 +150,8 @@ def own_score(module: nn.Module, maps: Tensor, targets: Tensor) -> Tensor:
     try:
         scores = module.score(maps, targets)  # type: ignore[operator]
     except Exception as error:  # the user's code may raise any
+        if is_out_of_memory(error):
+            raise
         raise DataError(
             f"score of {type(module).__name__} raised {type(error).__name__}: {first_line(error, 200)}; correct it"
         ) from error

@@ -237,6 +237,27 @@ def _frozen(layer: Any, frozen: Mapping[Axis, str]) -> Any:
 
 
 @contextmanager
+def running_users_code(noun: str, case: str) -> Iterator[None]:
+    """Turn what the user's code raises within the context, which may be anything, into one line.
+
+    Args:
+        noun: the module, at the beginning of the line.
+        case: when it raises, and what to try.
+
+    Raises:
+        UnsupportedModelError: it raises, and not for lack of memory.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise UnsupportedModelError(
+            f"{noun} raises {type(error).__name__} ({first_line(error, 100)}) {case}"
+        ) from error
+
+
+@contextmanager
 def returning(module: nn.Module, output: Tensor) -> Iterator[None]:
     """Have a module return this output within the context, without computing anything."""
     instance_forward = vars(module).get("forward")
@@ -341,15 +362,12 @@ def _run_through(family: DenseFamily, module: nn.Module, images: Tensor, origina
         stack.enter_context(torch.enable_grad())  # in inference mode, no graph is recorded
         for layer in layers:
             stack.enter_context(layer.register_forward_hook(record))
-        try:
+        with running_users_code(
+            noun,
+            f"once its {path} is timm's network of the same weights; let it read the tokens or maps that {path} "
+            "returns, and nothing else of it",
+        ):
             outputs: Tensor = module(images)
-        except Exception as error:  # the user's code may raise anything; it ran with the network that was replaced
-            if is_out_of_memory(error):
-                raise
-            raise UnsupportedModelError(
-                f"{noun} raises {type(error).__name__} ({first_line(error, 100)}) once its {path} is timm's network of "
-                f"the same weights; let it read the tokens or maps that {path} returns, and nothing else of it"
-            ) from error
     if not _are_close(outputs, original):
         raise UnsupportedModelError(
             f"{noun} has another output once its {path} is timm's network of the same weights; call {path} with the "
@@ -401,15 +419,11 @@ def _checked(family: DenseFamily, module: nn.Module, images: Tensor, original: T
             f"{noun} gives its {path} {first.shape[1]} tokens, and by its img_size it has {planned}; make {path} with "
             "the img_size that it gets"
         )
-    try:
+    with running_users_code(
+        noun,
+        f"where the blocks of its {path} return tokens and run none of their layers; {_MAY_READ.format(path)}",
+    ):
         repeated = family.outputs_after(module, tokens[1:], images)
-    except Exception as error:  # the user's code may raise anything
-        if is_out_of_memory(error):
-            raise
-        raise UnsupportedModelError(
-            f"{noun} raises {type(error).__name__} where the blocks of its {path} return tokens and run none of their "
-            f"layers; {_MAY_READ.format(path)}"
-        ) from error
 
     def is_read(index: int) -> bool:
         # A head may compare tokens with a limit, which one change of them alone need not pass.

@@ -20,11 +20,11 @@ from timm.data import resolve_data_config
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from edgevit.errors import UnsupportedModelError, is_out_of_memory
+from edgevit.errors import UnsupportedModelError
 from edgevit.network.builder import Builder
 from edgevit.network.copies import without_values
 from edgevit.network.creation import create_timm_network
-from edgevit.network.dense import within, without_gradient
+from edgevit.network.dense import running_users_code, within, without_gradient
 from edgevit.network.detector import Pyramid, check_detector, letterbox, takes_several_sizes
 from edgevit.network.families import architecture
 from edgevit.network.filling import network_in
@@ -34,7 +34,7 @@ from edgevit.network.network import Network
 from edgevit.network.opening import open_network
 from edgevit.network.plain_detector import adapted, has_transform, is_detections, refuse_relative_boxes, run_on
 from edgevit.network.torchvision_modules import as_timm
-from edgevit.network.weights import first_line, first_names
+from edgevit.network.weights import first_names
 from edgevit.progress import Progress, rounded_duration
 from edgevit.records.release import CONFIG, NAMES, PREPROCESSING_KEYS
 from edgevit.records.writing import cache_folder, new_folder
@@ -95,18 +95,7 @@ def path_of(
         images = images.to(next(base.parameters()))
         if has_transform(base):  # it may fail on other sizes
             check_detector(base, adopted.input_size)
-        began = time.monotonic()
-        try:
-            expected, _ = run_on(base, images)
-        except Exception as error:  # the user's code may raise anything
-            if is_out_of_memory(error):
-                raise
-            raise UnsupportedModelError(
-                f"this {type(base).__name__} raises {type(error).__name__} ({first_line(error, 100)}) for images "
-                f"{[*images.shape]}, and is to take these alone; correct its forward"
-            ) from error
-        if (seconds := _TRIALS * (time.monotonic() - began)) > _LONG_S and progress is not None:
-            progress.note(f"this {type(base).__name__} is tried on two images first: {rounded_duration(seconds)}")
+        expected = _first_outputs(base, images, progress)
         if isinstance(expected, Tensor) and expected.ndim == 4:
             return _dense_folder(base, path, images, builder, backbone_alone=backbone_alone)
         if is_detections(expected):
@@ -114,28 +103,55 @@ def path_of(
                 refuse_relative_boxes(expected, base, images)
             return _dense_folder(base, path, images, builder, boxes=True, backbone_alone=backbone_alone)
         own = expected if base is inner else inner(images)
-        if not isinstance(expected, Tensor) or not isinstance(own, Tensor) or not torch.equal(expected, own):
-            noun = type(inner).__name__
-            fault = _kind_of(expected)
-            if isinstance(expected, Tensor):
-                fault = f"{fault}, and not those of the {noun} in it"
-            alone = "" if base is inner else f"give the {noun} alone, or "
-            if hasattr(inner, "save_pretrained"):
-                alone = "give the folder that save_pretrained writes of the network of transformers, or "
-            values = ""
-            if isinstance(expected, Tensor) and expected.ndim == 2:
-                values = f" (of {expected.shape[1]} values, [images, {expected.shape[1]}, 1, 1])"
-            elif isinstance(expected, Tensor) and expected.ndim == 3:
-                values = " (of one channel, outputs[:, None])"
-            elif not isinstance(expected, Tensor):
-                values = " (of several maps, beside each other as its channels)"
-            raise UnsupportedModelError(
-                f"the outputs of this {type(base).__name__} are {fault}; {alone}return one map [images, channels, "
-                f"height, width]{values}, or for each image a dict of boxes, labels and scores"
-            )
+    if not isinstance(expected, Tensor) or not isinstance(own, Tensor) or not torch.equal(expected, own):
+        raise UnsupportedModelError(_fault_of_outputs(base, inner, expected))
     family.check(copied)
-    state = {name: value.detach().cpu().contiguous() for name, value in inner.state_dict().items()}
-    config = _config(inner, adopted, state)
+    return _plain_folder(inner, adopted, images, expected)
+
+
+def _first_outputs(module: nn.Module, images: Tensor, progress: Progress | None) -> Any:
+    """What a module gives for images; say how long its checks will take, if that is long.
+
+    Raises:
+        UnsupportedModelError: it raises.
+    """
+    noun, began = f"this {type(module).__name__}", time.monotonic()
+    with running_users_code(noun, f"for images {[*images.shape]}, and is to take these alone; correct its forward"):
+        outputs, _ = run_on(module, images)
+    if (seconds := _TRIALS * (time.monotonic() - began)) > _LONG_S and progress is not None:
+        progress.note(f"{noun} is tried on two images first: {rounded_duration(seconds)}")
+    return outputs
+
+
+def _fault_of_outputs(module: nn.Module, network: nn.Module, outputs: Any) -> str:
+    """Why a module with these outputs for images is no base, where they are neither a map, boxes nor its network's."""
+    noun, fault, alone, values = type(network).__name__, _kind_of(outputs), "", ""
+    if isinstance(outputs, Tensor):
+        fault = f"{fault}, and not those of the {noun} in it"
+    if hasattr(network, "save_pretrained"):
+        alone = "give the folder that save_pretrained writes of the network of transformers, or "
+    elif module is not network:
+        alone = f"give the {noun} alone, or "
+    if not isinstance(outputs, Tensor):
+        values = " (of several maps, beside each other as its channels)"
+    elif outputs.ndim == 2:
+        values = f" (of {outputs.shape[1]} values, [images, {outputs.shape[1]}, 1, 1])"
+    elif outputs.ndim == 3:
+        values = " (of one channel, outputs[:, None])"
+    return (
+        f"the outputs of this {type(module).__name__} are {fault}; {alone}return one map [images, channels, "
+        f"height, width]{values}, or for each image a dict of boxes, labels and scores"
+    )
+
+
+def _plain_folder(module: nn.Module, adopted: Network, images: Tensor, expected: Tensor) -> Path:
+    """Write the weights of a network of timm to the cache, as timm does, unless they are there.
+
+    Raises:
+        UnsupportedModelError: opened again, it has other outputs for the images than those that are `expected`.
+    """
+    state = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
+    config = _config(module, adopted, state)
     described = hashlib.sha256(f"{tensors_sha256(state)} {json.dumps(config)}".encode()).hexdigest()
     folder = cache_folder("modules") / described[:16]
     if not (folder / CONFIG).is_file():
@@ -149,7 +165,7 @@ def path_of(
     scale = float(expected.abs().max())
     if actual.shape != expected.shape or not float((actual - expected.cpu()).abs().max()) <= _TOLERANCE * scale:
         raise UnsupportedModelError(
-            f"this {type(inner).__name__} is not what timm makes as {config['architecture']} with "
+            f"this {type(module).__name__} is not what timm makes as {config['architecture']} with "
             f"{config['model_args']}: its outputs differ; give timm's name, and its weights with checkpoint=FILE"
         )
     return folder

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
 from torchvision.transforms.functional import to_pil_image
 
-from edgevit.errors import UnsupportedModelError
+from edgevit.errors import UnsupportedModelError, is_out_of_memory
 from edgevit.network.dense import returning
 from edgevit.records.model import PreprocessingFields
 from edgevit.records.preparing import image_transform
@@ -40,10 +40,12 @@ def run_on(module: nn.Module, images: Tensor) -> tuple[Any, bool]:
     try:
         return module(images), False
     except Exception as error:  # the user's code may raise anything
+        if is_out_of_memory(error):
+            raise
         try:
             return module([*images]), True
-        except Exception:
-            raise error from None  # of the usual form
+        except Exception as of_list:
+            raise (of_list if is_out_of_memory(of_list) else error) from None  # mostly that of the usual form
 
 
 def refuse_relative_boxes(detections: Sequence[Mapping[str, Tensor]], module: nn.Module, images: Tensor) -> None:

@@ -14,25 +14,14 @@ import pytest
 import torch
 from PIL import Image
 from recorded_progress import RecordedProgress
+from small_tasks import PREPROCESSING, task_of
 
 from edgevit.data.sources import open_source
 from edgevit.data.task import VARIANTS, Split, Task, open_task, reopen
 from edgevit.errors import DataError, OptionError
 from edgevit.records.derivation import DataRecord
 
-PREPROCESSING: dict[str, Any] = {
-    "input_size": (3, 32, 32),
-    "interpolation": "bicubic",
-    "mean": (0.5, 0.4, 0.3),
-    "std": (0.2, 0.3, 0.4),
-    "crop_pct": 0.9,
-    "crop_mode": "center",
-}
 Make = Callable[[Path, dict[str, int]], Path]
-
-
-def task_of(data: str | Path, classes: Any = None, outputs: int = 10, **options: Any) -> Task:
-    return open_task(data, classes, preprocessing=PREPROCESSING, base_outputs=outputs, **options)
 
 
 def images_of(split: Split, label: int) -> set[Any]:

@@ -9,18 +9,10 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from small_tasks import PREPROCESSING
 
 from edgevit.data.task import UNLABELLED, Task, open_task, open_unlabelled_task, reopen, with_labels
 from edgevit.errors import DataError
-
-PREPROCESSING: dict[str, Any] = {
-    "input_size": (3, 32, 32),
-    "interpolation": "bicubic",
-    "mean": (0.5, 0.4, 0.3),
-    "std": (0.2, 0.3, 0.4),
-    "crop_pct": 0.9,
-    "crop_mode": "center",
-}
 
 
 @pytest.fixture

@@ -11,23 +11,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_tasks import PREPROCESSING, task_of
 from timm.data import create_transform
 
-from edgevit.data.task import Task, open_task
-
-PREPROCESSING: dict[str, Any] = {
-    "input_size": (3, 32, 32),
-    "interpolation": "bicubic",
-    "mean": (0.5, 0.4, 0.3),
-    "std": (0.2, 0.3, 0.4),
-    "crop_pct": 0.9,
-    "crop_mode": "center",
-}
 Make = Callable[[Path, dict[str, int]], Path]
-
-
-def task_of(data: str | Path, classes: Any = None, outputs: int = 10) -> Task:
-    return open_task(data, classes, preprocessing=PREPROCESSING, base_outputs=outputs)
 
 
 def test_preprocessing_is_timms_own(tmp_path: Path, image_folder: Make) -> None:

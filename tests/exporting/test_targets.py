@@ -14,7 +14,7 @@ from PIL import Image
 
 import edgevit
 from edgevit.errors import DataError
-from edgevit.exporting.targets import class_overlaps, find_targets, mean_iou, read_targets, score_maps
+from edgevit.exporting.targets import class_overlaps, find_targets, mean_iou, own_score, read_targets, score_maps
 from edgevit.network.output import Map
 
 PREPROCESSING = {
@@ -207,3 +207,12 @@ def test_a_score_of_the_module_replaces_edgevits_own(data: Path, tmp_path: Path,
         edgevit.evaluate(folders["Whole"], data)
     with pytest.raises(DataError, match=r"score of Broken raised IndexError: .*; correct it"):
         edgevit.evaluate(folders["Broken"], data)
+
+
+def test_a_lack_of_memory_is_not_the_fault_of_a_score() -> None:
+    class Scoring(torch.nn.Module):
+        def score(self, maps: Any, targets: Any) -> Any:
+            raise MemoryError("of this machine")
+
+    with pytest.raises(MemoryError):
+        own_score(Scoring(), torch.zeros(1, 1, 2, 2), torch.zeros(1, 2, 2))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from detectors import made, opened, write_detectors
 from small_models import encoders
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
 import edgevit
@@ -18,6 +18,7 @@ from edgevit.errors import EdgeVitError, UnsupportedModelError
 from edgevit.network.folder import save
 from edgevit.network.model import Model, derived_spec
 from edgevit.network.opening import open_network
+from edgevit.network.plain_detector import run_on
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -158,3 +159,15 @@ def test_one_that_cannot_be_cut_is_refused_in_one_line(file: Path, function: str
     with pytest.raises(UnsupportedModelError, match=message) as caught:
         open_network(f"{file}:{function}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_lack_of_memory_is_no_form_of_input(at_once: bool) -> None:
+    class Large(nn.Module):
+        def forward(self, images: Any) -> list[Tensor]:
+            if isinstance(images, Tensor) is at_once:
+                raise MemoryError("of this machine")
+            raise TypeError("the other form")
+
+    with pytest.raises(MemoryError):
+        run_on(Large(), IMAGES)
